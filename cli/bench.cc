@@ -1,0 +1,294 @@
+// weft bench: checks what was asked for, finds or starts the ranks, and runs the family.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "bench_run.h"
+#include "launcher.h"
+#include "process.h"
+#include "sizes.h"
+#include "verbs.h"
+#include "weft/error.h"
+#include "world/placement.h"
+
+namespace weft::cli {
+
+namespace {
+
+constexpr const char* kNames[] = {"allreduce", "reducescatter", "allgather", "broadcast",
+                                  "alltoall",  "priority",      "overhead"};
+constexpr int kMostThreads = 512, kMostSimulated = 65536;
+
+// As typed.
+struct Typed {
+  std::string family, transport, link, ideal, scale_up, dtype = "float32", against, trace;
+  std::vector<std::string> algorithms, bytes;
+  int ranks = 0, nodes = 0, iterations = 0;
+  double byte_scale = 1;
+  bool json = false, spoil = false;
+};
+
+Family family_of(const std::string& name) {
+  for (const Family family : kFamilies) {
+    if (name_of(family) == name) return family;
+  }
+  return Family::message;
+}
+
+void check_family(const std::string& name) {
+  std::string list;
+  for (const char* known : kNames) {
+    if (name == known) return;
+    list += (list.empty() ? "" : ", ") + std::string(known);
+  }
+  throw UsageError("bench: there is no family '" + name + "'; there are: " + list);
+}
+
+DType parse_dtype(const std::string& text) {
+  std::string list;
+  for (int i = 0; i <= static_cast<int>(DType::int64); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    if (name_of(dtype) == text) return dtype;
+    list += (list.empty() ? "" : ", ") + std::string(name_of(dtype));
+  }
+  throw UsageError("--dtype '" + text + "' is none of: " + list);
+}
+
+std::vector<std::size_t> sizes_of(const Typed& typed) {
+  std::vector<std::size_t> sizes;
+  for (const std::string& text : typed.bytes) {
+    const std::vector<std::size_t> more = parse_sizes(text);
+    sizes.insert(sizes.end(), more.begin(), more.end());
+  }
+  if (!sizes.empty()) return sizes;
+  constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
+  if (typed.family == "priority") return {kMiB};
+  if (typed.family == "allgather" || typed.family == "alltoall") return {kKiB, 32 * kKiB, kMiB};
+  return {kKiB, 32 * kKiB, kMiB, 16 * kMiB};
+}
+
+// "auto" becomes what the launcher means; nothing, threads.
+std::string transport_of(const Typed& typed, const Placement& place) {
+  const std::string known = typed.transport.empty() ? "auto" : typed.transport;
+  if (known != "auto" && known != "threads" && known != "tcp" && known != "mpi" && known != "sim") {
+    throw UsageError("--transport '" + known + "' is none of: threads, tcp, mpi, sim");
+  }
+  if (known != "auto") return known;
+  switch (place.launcher) {
+    case Placement::Launcher::none:
+      return "threads";
+    case Placement::Launcher::open_mpi:
+    case Placement::Launcher::pmi: {
+      const std::string wanted = Config::from_environment().transport;
+      return wanted == "auto" ? "mpi" : wanted;
+    }
+    default:
+      return "tcp";
+  }
+}
+
+void check_built(const std::string& transport) {
+  if ((transport == "tcp" && WEFT_HAVE_TCP == 0) || (transport == "mpi" && WEFT_HAVE_MPI == 0)) {
+    throw UsageError("this weft was built without the " + transport +
+                     " transport (weft info lists what it has)");
+  }
+}
+
+void check_ranks(const Typed& typed, const BenchOptions& options, const Placement& place) {
+  const bool launched = place.launcher != Placement::Launcher::none;
+  const int most = options.transport == "sim" ? kMostSimulated : kMostThreads;
+  if (options.ranks < 1 || options.ranks > most) {
+    throw UsageError("--ranks must be between 1 and " + std::to_string(most) + " on " + options.transport);
+  }
+  if (launched && typed.ranks != 0 && typed.ranks != place.size) {
+    throw UsageError("--ranks " + std::to_string(typed.ranks) + ", but the launcher (" +
+                     std::string(name_of(place.launcher)) + ") started " + std::to_string(place.size) +
+                     "; leave --ranks out");
+  }
+  if (launched && (options.transport == "threads" || options.transport == "sim")) {
+    throw UsageError("--transport " + options.transport +
+                     " has its ranks in one process; run it without a launcher");
+  }
+  if (options.nodes < 0 || options.nodes > options.ranks) {
+    throw UsageError("--nodes " + std::to_string(options.nodes) + ": there are only " +
+                     std::to_string(options.ranks) + " ranks to share them");
+  }
+}
+
+void check_link(const Typed& typed, BenchOptions& options) {
+  const bool emulated = options.transport == "threads" || options.transport == "sim";
+  if (!typed.link.empty()) {
+    if (!emulated) {
+      throw UsageError("--link shapes threads and sim only; for a slow network under " + options.transport +
+                       " see tools/netlab, and name its rate with --ideal");
+    }
+    options.link = parse_link(typed.link);
+  } else if (options.transport == "sim" || (options.family == "priority" && emulated)) {
+    options.link = parse_link("1gbit,50us");
+  }
+  if (!typed.ideal.empty()) {
+    if (options.link) throw UsageError("--ideal names the rate of a real link; --link has one already");
+    options.ideal = parse_link(typed.ideal);
+  }
+  if (!typed.scale_up.empty()) {
+    if (options.nodes == 0 || !options.link)
+      throw UsageError("--scale-up is the network inside --nodes, beside --link");
+    options.scale_up_bytes_per_second = parse_link(typed.scale_up).bytes_per_second;
+  }
+  if (!std::isfinite(typed.byte_scale) || typed.byte_scale < 1)
+    throw UsageError("--byte-scale must be a number from 1 on");
+  if (typed.byte_scale != 1 && options.transport != "sim")
+    throw UsageError("--byte-scale is for --transport sim");
+}
+
+void check_family_options(const Typed& typed, const BenchOptions& options, bool launched) {
+  if (!typed.against.empty()) {
+    if (typed.against != "mpi") throw UsageError("--against knows mpi only");
+    if (options.link || launched || family_of(options.family) == Family::message) {
+      throw UsageError(
+          "--against mpi compares collectives on this machine without a link; under netlab run "
+          "bench/mpi_peer beside it");
+    }
+  }
+  if (options.family == "overhead" &&
+      (options.transport != "threads" || (typed.ranks != 0 && typed.ranks != 2))) {
+    throw UsageError("bench overhead is defined for 2 ranks on threads");
+  }
+  if (options.family == "priority" && (options.ranks < 2 || options.byte_scale != 1)) {
+    throw UsageError("bench priority needs at least 2 ranks, and counts every byte as one");
+  }
+  if (typed.iterations < 0) throw UsageError("--iterations must be 1 or more");
+}
+
+BenchOptions checked(const Typed& typed, const Placement& place) {
+  check_family(typed.family);
+  const bool launched = place.launcher != Placement::Launcher::none;
+  BenchOptions options;
+  options.family = typed.family;
+  options.algorithms = typed.algorithms;
+  options.sizes = sizes_of(typed);
+  options.dtype = parse_dtype(typed.dtype);
+  options.transport = transport_of(typed, place);
+  check_built(options.transport);
+  options.ranks = launched ? place.size : typed.family == "overhead" ? 2 : typed.ranks != 0 ? typed.ranks : 4;
+  options.nodes = typed.nodes;
+  options.byte_scale = typed.byte_scale;
+  options.iterations = typed.iterations;
+  options.json = typed.json;
+  options.against_mpi = !typed.against.empty();
+  options.spoil = typed.spoil;
+  options.trace = typed.trace;
+  check_ranks(typed, options, place);
+  check_link(typed, options);
+  check_family_options(typed, options, launched);
+  return options;
+}
+
+// The same command again, as ranks that a launcher starts.
+int start_ranks(const BenchOptions& options, const Invocation& call) {
+  std::vector<std::string> command = {call.program};
+  command.insert(command.end(), call.arguments.begin(), call.arguments.end());
+  if (options.transport == "tcp") {
+    LaunchOptions launch_options;
+    launch_options.ranks = options.ranks;
+    launch_options.prefix = false;
+    launch_options.command = command;
+    return launch(launch_options);
+  }
+  if (find_program("mpirun").empty())
+    throw UsageError("--transport mpi needs mpirun (apt-get install openmpi-bin)");
+  std::vector<std::string> whole = mpirun(options.ranks);
+  whole.insert(whole.end(), command.begin(), command.end());
+  std::vector<char*> argv;
+  for (std::string& argument : whole) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  throw Error("mpirun could not be started: " + std::string(std::strerror(errno)));
+}
+
+int bench(const Typed& typed, const Invocation& call) {
+  const Placement place = detect_placement();
+  const BenchOptions options = checked(typed, place);
+  const bool launched = place.launcher != Placement::Launcher::none;
+  const Family family = family_of(options.family);
+  const bool collective = family != Family::message;
+  const std::vector<Case> cases = collective ? make_cases(options, family) : std::vector<Case>{};
+  if (!launched && (options.transport == "tcp" || options.transport == "mpi")) {
+    if (options.against_mpi) throw UsageError("--against mpi goes with --transport threads");
+    return start_ranks(options, call);
+  }
+
+  std::unique_ptr<Report> report;
+  if (place.rank == 0) report = std::make_unique<Report>(options, options.transport);
+  if (options.against_mpi) report->add_mpi(best_of_mpi(options, call.program, *report), family);
+  if (options.family == "overhead") {
+    bench_overhead(options, *report);
+  } else if (options.family == "priority") {
+    bench_priority(options, launched, report.get());
+  } else if (options.transport == "sim") {
+    bench_sim(options, cases, *report);
+  } else {
+    on_ranks(options, {.launched = launched}, report.get(),
+             [&](const BenchRank& rank) { bench_cases(options, cases, rank); });
+  }
+  if (report == nullptr) return kOk;
+  report->finish();
+  return report->all_correct() ? kOk : kFailed;
+}
+
+void add_options(CLI::App& verb, Typed& typed) {
+  verb.add_option("family", typed.family,
+                  "allreduce, reducescatter, allgather, broadcast, alltoall, priority, overhead")
+      ->required();
+  verb.add_option("--algorithm", typed.algorithms,
+                  "names, with commas; auto: what the cost model takes (default: each that can run)")
+      ->delimiter(',');
+  verb.add_option("--ranks", typed.ranks, "default 4; under a launcher: its number")
+      ->check(CLI::Range(1, kMostSimulated));
+  verb.add_option("--transport", typed.transport,
+                  "threads (default), tcp, mpi, sim; under a launcher: its own");
+  verb.add_option("--link", typed.link,
+                  "RATE[,LATENCY], e.g. 1gbit,50us: emulated on threads, simulated on sim");
+  verb.add_option("--ideal", typed.ideal,
+                  "RATE of the real link (tcp, mpi), for ideal_seconds; shapes nothing");
+  verb.add_option("--nodes", typed.nodes, "the ranks share this many nodes, and a node's ranks its port");
+  verb.add_option("--scale-up", typed.scale_up, "RATE inside a node");
+  verb.add_option("--byte-scale", typed.byte_scale, "sim: each real byte counts as S");
+  verb.add_option("--bytes", typed.bytes,
+                  "N or FROM..TO (doubling): a rank's vector (allreduce, reducescatter, broadcast), its "
+                  "block (allgather), what "
+                  "it sends to each peer (alltoall, priority)")
+      ->delimiter(',');
+  verb.add_option("--iterations", typed.iterations,
+                  "measured operations (default: about a second of them, at least 10)");
+  verb.add_option("--dtype", typed.dtype,
+                  "float32 (default), float64, bfloat16, float16, int32, int64, bytes");
+  verb.add_flag("--json", typed.json, "one object a line on stdout, and nothing else");
+  verb.add_option("--against", typed.against, "mpi: Open MPI's best beside it");
+  verb.add_option("--trace", typed.trace, "write a Chrome/Perfetto trace there");
+  verb.add_flag("--spoil-result", typed.spoil)->group("");  // tests
+}
+
+}  // namespace
+
+Run add_bench(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("bench", "measure collectives, priority and the engine's own cost");
+  const auto typed = std::make_shared<Typed>();
+  add_options(*verb, *typed);
+  verb->footer(
+      "Examples:\n"
+      "  weft bench allreduce --ranks 4 --link 1gbit,50us --bytes 1MiB..16MiB\n"
+      "  weft bench allreduce --bytes 64MiB --against mpi\n"
+      "  weft bench alltoall --ranks 8 --nodes 2 --link 100mbit,50us --scale-up 1gbit --bytes 64KiB\n"
+      "  weft bench allgather --transport sim --ranks 1024 --bytes 1KiB --algorithm bruck --json\n"
+      "  mpirun -n 4 weft bench allreduce          tools/netlab run -- weft bench priority\n"
+      "docs/measuring.md defines every field.");
+  return [typed](const Invocation& call) { return bench(*typed, call); };
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,160 @@
+// Does blocking traffic overtake? An all-to-all alone (idle), and while gradients are all-reduced throughout:
+// with the engine's priority, and first come, first served. Between two all-to-alls every rank lets the link
+// run for a while, as a program that computes would, so that each of them finds the link full of gradients.
+#include <chrono>
+#include <thread>
+
+#include "bench_run.h"
+#include "gradients.h"
+#include "sizes.h"
+#include "world/sim_ranks.h"
+
+namespace weft::cli {
+
+namespace {
+
+constexpr int kWarmUp = 2;
+constexpr int kIterations = 50;
+
+// Between two all-to-alls; not always the same, so that they meet the gradients at different points.
+Time gap(int iteration) { return 20ms + 1ms * ((iteration + kWarmUp) * 7 % 10); }
+
+// Seconds of each all-to-all, its slowest rank.
+std::vector<double> all_to_alls(const BenchRank& rank, const Case& c, int iterations, bool& correct) {
+  SteadyClock clock;
+  Workload work(c, rank.world.rank());
+  std::vector<double> times;
+  SubmitOptions options;
+  options.name = "tokens";
+  options.traffic = TrafficClass::blocking;
+  for (int i = -kWarmUp; i < iterations; ++i) {
+    work.refill();
+    rank.world.barrier();
+    std::this_thread::sleep_for(gap(i));
+    const Time start = clock.now();
+    rank.world.run(options, [&work](Comm comm) { return work.run(comm); });
+    if (i >= 0) times.push_back(seconds(clock.now() - start));
+    correct = correct && work.correct();
+  }
+  times.push_back(correct ? 0 : 1);
+  largest_of_ranks(rank.world, times);
+  correct = times.back() == 0;
+  times.pop_back();
+  return times;
+}
+
+struct Findings {
+  std::vector<double> idle, priority, fifo;
+  bool correct = true;
+};
+
+void with_gradients(const BenchRank& rank, const Case& c, int iterations, Findings& findings,
+                    std::vector<double>& times) {
+  Gradients gradients(rank.world.engine());
+  bool correct = true;
+  std::vector<double> measured = all_to_alls(rank, c, iterations, correct);
+  gradients.stop(rank.world);
+  if (rank.report == nullptr) return;
+  times = std::move(measured);
+  findings.correct = findings.correct && correct;
+}
+
+// The same in virtual time.
+std::vector<double> simulated(const BenchOptions& options, const Case& c, bool loaded, bool priority,
+                              Findings& findings) {
+  SimRanksOptions sim = sim_options(options);
+  sim.priority = priority;
+  std::vector<Workload> work;  // outlives the engines
+  for (int r = 0; r < options.ranks; ++r) work.emplace_back(c, r);
+  SimRanks ranks(sim);
+  std::vector<Gradients> gradients;
+  for (int r = 0; loaded && r < ranks.size(); ++r) gradients.emplace_back(ranks.engine(r));
+  const auto sleep = [](Comm comm, Time length) -> Task<void> {
+    co_await comm.sleep_until(comm.now() + length);
+  };
+  std::vector<double> times;
+  SubmitOptions options_of_sleep, tokens;
+  options_of_sleep.name = "gap";
+  tokens.name = "tokens";
+  tokens.traffic = TrafficClass::blocking;
+  for (int i = -kWarmUp; i < (options.iterations > 0 ? options.iterations : kIterations); ++i) {
+    for (Workload& w : work) w.refill();
+    ranks.run(options_of_sleep, [&](Comm comm, int) { return sleep(comm, gap(i)); });
+    const Time took =
+        ranks.run(tokens, [&](Comm comm, int r) { return work[static_cast<std::size_t>(r)].run(comm); });
+    if (i >= 0) times.push_back(seconds(took));
+    for (const Workload& w : work) findings.correct = findings.correct && w.correct();
+  }
+  return times;
+}
+
+void print(const BenchOptions& options, const Case& c, const Findings& f, int iterations, Report& report) {
+  const double idle = median_of(f.idle);
+  const double priority = median_of(f.priority);
+  const bool has_fifo = !f.fifo.empty();
+  const double fifo = has_fifo ? median_of(f.fifo) : 0;
+  const Json row = {
+      {"family", "priority"},
+      {"algorithm", c.algorithm->name},
+      {"transport", options.transport},
+      {"simulated", options.transport == "sim"},
+      {"shaped", options.link && options.transport != "sim"},
+      {"ranks", options.ranks},
+      {"bytes", c.bytes},
+      {"gradients_in_flight", kGradients},
+      {"gradient_bytes", kGradientBytes},
+      {"iterations", iterations},
+      {"idle_seconds", idle},
+      {"priority_seconds", priority},
+      {"fifo_seconds", has_fifo ? Json(fifo) : Json(nullptr)},
+      {"priority_ratio", priority / idle},
+      {"fifo_ratio", has_fifo ? Json(fifo / idle) : Json(nullptr)},
+      {"priority_seconds_p99", quantile(f.priority, 0.99)},
+      {"ideal_seconds", ideal_seconds(options, c) ? Json(*ideal_seconds(options, c)) : Json(nullptr)},
+      {"correct", f.correct}};
+  const auto ratio = [idle](double t) { return std::to_string(t / idle).substr(0, 4) + " x idle"; };
+  report.add_object(
+      row, {"all-to-all of " + size_text(static_cast<double>(c.bytes)) + " to each peer, median of " +
+                std::to_string(iterations) + ", beside " + std::to_string(kGradients) + " all-reduces of " +
+                size_text(kGradientBytes) + ":",
+            "  link idle                     " + seconds_text(idle),
+            "  gradients, with priority      " + padded(seconds_text(priority), -10) + ratio(priority),
+            "  gradients, first come first   " + (has_fifo ? padded(seconds_text(fifo), -10) + ratio(fifo)
+                                                           : "not measured on this transport")});
+}
+
+}  // namespace
+
+void bench_priority(const BenchOptions& options, bool launched, Report* report) {
+  const int iterations = options.iterations > 0 ? options.iterations : kIterations;
+  BenchOptions call = options;
+  if (call.algorithms.empty()) call.algorithms = {"pairwise"};
+  const Case c = make_cases(call, Family::all_to_all).front();
+  Findings findings;
+  if (options.transport == "sim") {
+    findings.idle = simulated(options, c, false, true, findings);
+    findings.priority = simulated(options, c, true, true, findings);
+    findings.fifo = simulated(options, c, true, false, findings);
+    return print(options, c, findings, iterations, *report);
+  }
+  on_ranks(options, {.launched = launched}, report, [&](const BenchRank& rank) {
+    if (rank.report != nullptr) rank.report->progress("priority: idle, then with priority ...");
+    bool correct = true;
+    std::vector<double> idle = all_to_alls(rank, c, iterations, correct);
+    if (rank.report != nullptr) {
+      findings.idle = std::move(idle);
+      findings.correct = correct;
+    }
+    with_gradients(rank, c, iterations, findings, findings.priority);
+  });
+  // MPI cannot be initialised a second time in a process.
+  if (!(launched && options.transport == "mpi")) {
+    on_ranks(options, {.launched = launched, .priority = false}, report, [&](const BenchRank& rank) {
+      if (rank.report != nullptr) rank.report->progress("priority: first come, first served ...");
+      with_gradients(rank, c, iterations, findings, findings.fifo);
+    });
+  }
+  if (report != nullptr) print(options, c, findings, iterations, *report);
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,68 @@
+// What `weft bench` prints: one JSON object a line, or a table that grows line by line.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_case.h"
+#include "text.h"
+
+namespace weft::cli {
+
+using Json = nlohmann::ordered_json;
+
+// A case, measured.
+struct Measurement {
+  const Algorithm* algorithm = nullptr;  // that ran
+  bool chosen_by_auto = false;           // `auto` takes this one here
+  std::vector<double> seconds;           // of each iteration: its slowest rank
+  std::uint64_t wire_bytes = 0;          // payload that the busiest rank sent for one operation
+  int rounds = 0;                        // hops that the busiest rank took part in
+  std::size_t micro_op_bytes = 0;
+  bool correct = false;
+};
+
+// Open MPI's best for a size.
+struct MpiBest {
+  std::size_t bytes = 0;
+  std::string algorithm;
+  double seconds_median = 0, seconds_p99 = 0;
+  bool correct = false;
+};
+
+// Only the rank that prints has one. What is added appears at once.
+class Report {
+ public:
+  explicit Report(const BenchOptions& options, std::string transport);
+  ~Report() { finish(); }
+  Report(const Report&) = delete;
+  Report& operator=(const Report&) = delete;
+
+  void add(const Case& c, const Measurement& m);
+  void add_mpi(const std::vector<MpiBest>& best, Family family);  // before the cases
+  void add_object(const Json& object,
+                  const std::vector<std::string>& lines);  // families with fields of their own
+  void progress(const std::string& what) { progress_.show(what); }
+  void finish();  // the line under the table
+
+  bool all_correct() const { return all_correct_; }
+
+ private:
+  void print_head();
+  const MpiBest* mpi_for(const Case& c) const;
+  void print_row(const std::vector<std::string>& cells);
+  Json object(const Case& c, const Measurement& m) const;
+
+  BenchOptions options_;
+  std::string transport_;
+  Progress progress_;
+  std::vector<MpiBest> mpi_;
+  bool all_correct_ = true;
+  bool head_ = false;
+  bool marked_ = false;  // a row with a star
+};
+
+}  // namespace weft::cli

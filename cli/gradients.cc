@@ -1,0 +1,70 @@
+#include "gradients.h"
+
+#include <optional>
+#include <utility>
+
+#include "bench_run.h"
+#include "weft/collective.h"
+
+namespace weft::cli {
+
+namespace {
+constexpr std::uint32_t kGradientSlot = 100;
+}  // namespace
+
+Gradients::Gradients(Engine& engine) : state_(std::make_shared<State>(engine)) {
+  for (std::size_t g = 0; g < kGradients; ++g) submit(state_, g, state_->lanes[g].submitted++);
+}
+
+void Gradients::stop(World& world) {
+  std::vector<double> steps;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->paused = true;
+    for (const Lane& lane : state_->lanes) steps.push_back(lane.submitted);
+  }
+  largest_of_ranks(world, steps);
+  std::vector<std::pair<std::size_t, std::uint32_t>> next;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->paused = false;
+    for (std::size_t g = 0; g < kGradients; ++g) {
+      Lane& lane = state_->lanes[g];
+      lane.last = static_cast<std::uint32_t>(steps[g]);
+      if (lane.submitted == lane.finished && lane.submitted < lane.last)
+        next.emplace_back(g, lane.submitted++);
+    }
+  }
+  for (const auto& [g, step] : next) submit(state_, g, step);
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->over(); });
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+void Gradients::submit(const std::shared_ptr<State>& state, std::size_t g, std::uint32_t step) {
+  SubmitOptions options;
+  options.name = "gradient";
+  options.slot = kGradientSlot + static_cast<std::uint32_t>(g);
+  options.step = step;
+  const Dense data{std::span(state->lanes[g].data)};
+  AllReduceOptions ring;
+  ring.algorithm = "ring";
+  const Ticket ticket = state->engine.submit(
+      state->comm, options, [data, ring](Comm comm) { return all_reduce(comm, data, ring); });
+  ticket.then([state, g, ticket] { ended(state, g, ticket); });
+}
+
+void Gradients::ended(const std::shared_ptr<State>& state, std::size_t g, const Ticket& ticket) {
+  std::optional<std::uint32_t> next;
+  {
+    const std::lock_guard lock(state->mutex);
+    Lane& lane = state->lanes[g];
+    ++lane.finished;
+    if (const std::exception_ptr error = ticket.error()) state->error = error;
+    if (!state->error && !state->paused && lane.submitted < lane.last) next = lane.submitted++;
+    state->changed.notify_all();
+  }
+  if (next) submit(state, g, *next);
+}
+
+}  // namespace weft::cli

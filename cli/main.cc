@@ -1,0 +1,90 @@
+// weft: the command. Verbs are in files of their own; here is what they share: parsing, errors, exit status.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "verbs.h"
+#include "weft/error.h"
+
+namespace {
+
+using weft::cli::Invocation;
+using weft::cli::kFailed;
+using weft::cli::kUsage;
+
+int complain(const std::string& sentence, int status) {
+  std::fprintf(stderr, "weft: %s\n", sentence.c_str());
+  return status;
+}
+
+// What stands behind "--" is another program's command line and is not looked at.
+Invocation invocation(int argc, char** argv) {
+  Invocation call;
+  std::error_code missing;
+  call.program = std::filesystem::read_symlink("/proc/self/exe", missing).string();
+  if (missing) call.program = argv[0];
+  call.arguments.assign(argv + 1, argv + argc);
+  const auto dashes = std::find(call.arguments.begin(), call.arguments.end(), "--");
+  if (dashes != call.arguments.end()) {
+    call.command.assign(dashes + 1, call.arguments.end());
+    call.arguments.erase(dashes, call.arguments.end());
+  }
+  return call;
+}
+
+// One line: CLI11 ends some of its sentences with a list over several.
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+int run(const std::pair<CLI::App*, weft::cli::Run>* verbs, std::size_t count, const Invocation& call) {
+  for (const auto& [app, run_verb] : std::vector(verbs, verbs + count)) {
+    if (!app->parsed()) continue;
+    if (!call.command.empty() && app->get_name() != "launch") {
+      return complain("`weft " + app->get_name() + "` takes nothing behind --", kUsage);
+    }
+    return run_verb(call);
+  }
+  return kUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("weft moves gradients, rows and tokens between ranks, most urgent first.\n", "weft");
+  app.set_version_flag("--version", "weft " WEFT_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "First steps:\n"
+      "  weft doctor                                         what works on this machine, and how fast\n"
+      "  weft bench allreduce --ranks 4 --link 1gbit,50us    four ranks as threads, over a slow link\n"
+      "  weft launch -n 4 -- ./program                       four ranks as processes, over tcp");
+  using weft::cli::Run;
+  const auto added = [&app](Run (*add)(CLI::App&)) {
+    Run run_verb = add(app);
+    return std::pair<CLI::App*, Run>(app.get_subcommands({}).back(), std::move(run_verb));
+  };
+  const std::array verbs{added(weft::cli::add_info), added(weft::cli::add_doctor),
+                         added(weft::cli::add_bench), added(weft::cli::add_launch)};
+
+  const Invocation call = invocation(argc, argv);
+  try {
+    std::vector<std::string> reversed(call.arguments.rbegin(), call.arguments.rend());
+    app.parse(reversed);
+    return run(verbs.data(), verbs.size(), call);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    return complain(one_line(e.what()) + " (weft --help)", kUsage);
+  } catch (const weft::UsageError& e) {
+    return complain(e.what(), kUsage);
+  } catch (const std::exception& e) {
+    return complain(e.what(), kFailed);
+  }
+}

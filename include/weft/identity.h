@@ -1,0 +1,43 @@
+// What a message is part of. The same on all ranks, so that ranks may start operations in any order: a receive names its
+// source and this identity, and nothing else is needed to match it. (Job and epoch belong to the whole transport.)
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+
+namespace weft {
+
+struct Identity {
+  std::uint64_t group = 0;  // which ranks; derived from the parent group, the label and the members, equal on all of them
+  std::uint32_t slot = 0;   // which operation: the index of its plan row, or kUnnamed + the call's number in this group
+  std::uint32_t step = 0;   // training step
+  std::uint32_t hop = 0;    // round of the algorithm
+  friend auto operator<=>(const Identity&, const Identity&) = default;
+};
+
+// Slots from here on are taken in call order per group by operations that have no plan row (as MPI requires of its calls).
+inline constexpr std::uint32_t kUnnamed = 0x8000'0000u;
+
+// Mixes 64 bits (the finaliser of splitmix64): group ids, hash tables.
+constexpr std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// Where a message belongs at its receiver: who sent it and what it is part of.
+struct MatchKey {
+  int source = -1;
+  Identity id;
+  friend bool operator==(const MatchKey&, const MatchKey&) = default;
+};
+
+constexpr std::uint64_t hash_of(const MatchKey& key) {
+  std::uint64_t h = mix(key.id.group ^ (static_cast<std::uint64_t>(key.source) << 32));
+  h = mix(h ^ key.id.slot ^ (static_cast<std::uint64_t>(key.id.step) << 32));
+  return mix(h ^ key.id.hop);
+}
+
+}  // namespace weft

@@ -1,0 +1,49 @@
+// What an engine did and when: one event per operation and per micro-op (a message that the scheduler started). Written as
+// Chrome trace JSON, which ui.perfetto.dev opens; verified by tests against the rule that gradient traffic gives way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/clock.h"
+#include "weft/transport.h"
+
+namespace weft {
+
+struct TraceEvent {
+  enum class Kind : std::uint8_t { operation, micro_op };
+  Kind kind = Kind::operation;
+  std::string name;
+  TrafficClass traffic = TrafficClass::gradient;
+  int priority = 0;
+  std::uint32_t slot = 0, step = 0, hop = 0;
+  int peer = -1;  // micro-op: world rank it goes to
+  std::uint64_t bytes = 0;
+  Time ready{};     // operation: the engine knows of it; micro-op: handed to the scheduler
+  Time started{};   // operation: its coroutine runs; micro-op: handed to the transport
+  Time finished{};  // operation: all its transfers are over; micro-op: the transport has taken every byte
+  bool aged = false;
+  bool failed = false;
+};
+
+// Belongs to one engine; read it when the engine is idle.
+class Trace {
+ public:
+  void add(TraceEvent event) { events_.push_back(std::move(event)); }
+  std::span<const TraceEvent> events() const { return events_; }
+  void clear() { events_.clear(); }
+
+ private:
+  std::vector<TraceEvent> events_;
+};
+
+// One process (pid) per rank, operations as async spans, micro-ops as slices on a lane per class.
+std::string chrome_trace(std::span<const Trace* const> of_rank);
+// Every breach of: no micro-op of another class starts while a blocking operation of the same rank is ready or runs, unless
+// it is marked as aged. One sentence each; empty if there is none.
+std::vector<std::string> breaches(const Trace& trace);
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+// Threads for computations that would hold up the communication thread. One per process, made by its owner and passed in.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "weft/function_ref.h"
+
+namespace weft {
+
+class WorkerPool {
+ public:
+  explicit WorkerPool(int threads);
+  ~WorkerPool();  // runs what is queued, then joins
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // Any thread. `work` must not throw and is not touched after it was called; its target may end its own life.
+  void submit(FunctionRef<void()> work);
+  int threads() const { return static_cast<int>(threads_.size()); }
+
+ private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<FunctionRef<void()>> queue_;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace weft

@@ -1,0 +1,85 @@
+// One trip around the ring, or two, pipelined: a piece of a block is sent on as soon as it has arrived, while
+// later pieces are still under way.
+//   Step 1  send every piece of the block that this rank starts with
+//   Step 2  for each hop, for each piece: await it (folded or placed), send it on at the next hop; receives
+//           are posted a few pieces ahead. A piece of the second trip lands where one lay that was sent in
+//           the first: that send is awaited before the receive is posted. (It cannot wait for us: the peer
+//           posts its receives of the first trip freely.)
+//   Step 3  await the remaining sends
+#include "collectives/dense/ring_pass.h"
+
+#include "collectives/pieces.h"
+#include "patterns/ring.h"
+
+namespace weft {
+
+namespace {
+
+// Walks over the pieces that a rank receives, hop by hop.
+class Arrivals {
+ public:
+  Arrivals(const RingPass& pass, int rank) : pass_(pass), rank_(rank), hop_(pass.first_hop) { enter(); }
+
+  bool more() const { return hop_ < pass_.last_hop; }
+  int hop() const { return hop_; }
+  bool folds() const { return ring_folds(pass_.blocks.size(), hop_); }
+  Dense piece() const { return pieces_[piece_]; }
+  void next() {
+    if (++piece_ < pieces_.size()) return;
+    piece_ = 0;
+    ++hop_;
+    enter();
+  }
+
+ private:
+  void enter() {
+    const int block = ring_received_block(rank_, pass_.blocks.size(), hop_);
+    pieces_ = Pieces(block_of(pass_.data, pass_.blocks, block), pass_.micro_op_bytes);
+  }
+  const RingPass& pass_;
+  int rank_;
+  int hop_;
+  std::int64_t piece_ = 0;
+  Pieces pieces_;
+};
+
+}  // namespace
+
+Task<void> ring_pass(Comm comm, RingPass pass) {
+  const int size = comm.size();
+  const int next = comm.after(1);
+  const int previous = comm.before(1);
+  const bool two_trips = pass.first_hop == 0 && pass.last_hop == ring_hops(size);
+  const auto number = [&pass](int hop) { return static_cast<std::uint32_t>(hop - pass.first_hop); };
+  if (pass.first_hop == pass.last_hop) co_return;
+
+  // Step 1
+  TransferQueue sends(comm);
+  const Dense start = block_of(pass.data, pass.blocks, ring_sent_block(comm.rank(), size, pass.first_hop));
+  const Pieces first(start, pass.micro_op_bytes);
+  for (std::int64_t i = 0; i < first.size(); ++i) sends.add(comm.send(next, 0, first[i]));
+
+  // Step 2
+  TransferQueue receives(comm);
+  Arrivals posting(pass, comm.rank());
+  std::uint64_t num_placed = 0;  // receives of the second trip: the k-th lands where the k-th send was read
+  for (Arrivals arriving(pass, comm.rank()); arriving.more(); arriving.next()) {
+    for (; posting.more() && receives.size() < kReceivesAhead; posting.next()) {
+      if (posting.folds()) {
+        receives.add(comm.recv_fold(previous, number(posting.hop()), posting.piece(), pass.reduction));
+      } else {
+        if (two_trips && sends.added() <= num_placed) break;  // that send comes with a later arrival
+        for (++num_placed; two_trips && sends.released() < num_placed;) co_await sends.next();
+        receives.add(comm.recv(previous, number(posting.hop()), posting.piece()));
+      }
+    }
+    co_await receives.next();
+    if (arriving.hop() + 1 < pass.last_hop)
+      sends.add(comm.send(next, number(arriving.hop() + 1), arriving.piece()));
+  }
+
+  // Step 3
+  while (!sends.empty()) co_await sends.next();
+}
+
+}  // namespace weft

@@ -1,0 +1,334 @@
+// The tables. Formulas stand in the rows, in these terms: size P, vector of n bytes, q = n/P the shorter
+// block, a a hop's latency, b seconds per byte, g seconds per folded byte. Formulas of bytes are exact, as
+// are those of rounds; seconds are a model: one port per rank, hops one after the other, and a node's ranks
+// share its port to the other nodes.
+#include "collectives/registry.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+
+#include "patterns/alltoall.h"
+#include "patterns/bruck.h"
+#include "patterns/recursive_doubling.h"
+#include "patterns/ring.h"
+#include "weft/error.h"
+
+namespace weft {
+
+AllReduceRun all_reduce_ring, all_reduce_recursive_doubling, all_reduce_rabenseifner, all_reduce_direct;
+ReduceScatterRun reduce_scatter_ring;
+AllGatherRun all_gather_ring, all_gather_bruck;
+BroadcastRun broadcast_binomial, broadcast_scatter_allgather, broadcast_chain;
+BarrierRun barrier_dissemination;
+AllToAllRun all_to_all_pairwise, all_to_all_bruck, all_to_all_hierarchical;
+
+namespace {
+
+bool any(const Shape&) { return true; }
+bool even(const Shape& s) { return !s.uneven; }
+bool with_nodes(const Shape& s) { return s.node_size >= 1 && s.size % s.node_size == 0; }
+
+std::uint64_t in_bytes(const Shape& s, std::int64_t elements) {
+  return static_cast<std::uint64_t>(elements) * s.element_bytes;
+}
+std::int64_t short_block(const Shape& s) { return s.count / s.size; }
+std::int64_t long_block(const Shape& s) { return Blocks(s.size, s.count).count(0); }
+
+double n(const Shape& s) { return static_cast<double>(s.bytes()); }
+double share(const Shape& s) { return n(s) * (s.size - 1) / s.size; }  // all but one block
+double part(const Shape& s) { return n(s) / s.size; }
+// Ranks of a node that send out of it at once when everybody sends to rank + gap.
+double crossing(const Shape& s, int gap) { return std::min({gap, s.size - gap, s.node_size}); }
+
+// The bags of a Bruck gather, as sent by rank 0: the longer blocks come first, so nobody sends more.
+std::int64_t gathered(const Shape& s) {
+  std::int64_t elements = 0;
+  for (const Hop& hop : gather_hops(s.size)) elements += Blocks(s.size, s.count).count(0, hop.count);
+  return elements;
+}
+double gather_seconds(const Shape& s, const LinkCost& link) {
+  double seconds = 0;
+  for (const Hop& hop : gather_hops(s.size)) {
+    seconds += link.hop_seconds + hop.count * part(s) * link.seconds_per_byte * crossing(s, hop.gap);
+  }
+  return seconds;
+}
+double doubling_seconds(const Shape& s, const LinkCost& link) {
+  const double whole = link.hop_seconds + n(s) * link.seconds_per_byte;
+  double seconds = doubling_has_extras(s.size) ? 2 * whole + n(s) * link.fold_seconds_per_byte : 0;
+  for (int h = 0; h < doubling_exchanges(s.size); ++h) {
+    const int streams = (1 << h) < s.node_size ? 1 : s.node_size;
+    seconds += link.hop_seconds + n(s) * (link.seconds_per_byte * streams + link.fold_seconds_per_byte);
+  }
+  return seconds;
+}
+double pairwise_seconds(const Shape& s, const LinkCost& link) {
+  double seconds = 0;
+  for (int gap = 1; gap < s.size; ++gap) {
+    seconds += link.hop_seconds + part(s) * link.seconds_per_byte * crossing(s, gap);
+  }
+  return seconds;
+}
+std::int64_t bruck_parts(const Shape& s) {
+  std::int64_t parts = 0;
+  for (int hop = 0; hop < log2_ceil(s.size); ++hop) parts += bruck_slots(s.size, hop);
+  return parts;
+}
+
+const Algorithm kAllReduce[] = {
+    {.name = "ring",
+     .summary = "two trips around a ring, pipelined; least bytes, one stream between nodes",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return ring_hops(s.size) * link.hop_seconds +
+                  share(s) * (2 * link.seconds_per_byte + link.fold_seconds_per_byte);
+         },
+     // All blocks twice, less the two neighbours that rank r and r+1 own; the shortest such two: both short
+     // if two are.
+     .bytes =
+         [](const Shape& s) {
+           const bool one_is_short = s.size - s.count % s.size == 1;
+           return s.size == 1 ? 0 : in_bytes(s, 2 * s.count - 2 * short_block(s) - (one_is_short ? 1 : 0));
+         },
+     .rounds = [](const Shape& s) { return ring_hops(s.size); },
+     .run = &all_reduce_ring},
+    {.name = "recursive_doubling",
+     .summary = "whole vectors between partners; fewest hops, for short vectors",
+     .supports = any,
+     .seconds = doubling_seconds,
+     .bytes =
+         [](const Shape& s) {
+           return in_bytes(s, s.count * (doubling_exchanges(s.size) + (doubling_has_extras(s.size) ? 1 : 0)));
+         },
+     .rounds = [](const Shape& s) { return doubling_hops(s.size); },
+     .run = &all_reduce_recursive_doubling},
+    {.name = "rabenseifner",
+     .summary = "messages halve, then double, on the Bruck pattern; least bytes in 2 log2 P hops",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return 2 * gather_seconds(s, link) + share(s) * link.fold_seconds_per_byte;
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count - long_block(s) + gathered(s)); },
+     .rounds = [](const Shape& s) { return 2 * log2_ceil(s.size); },
+     .run = &all_reduce_rabenseifner},
+    {.name = "direct",
+     .summary = "each block straight to its owner and back; adds in rank order; where ranks share memory",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return 2 * pairwise_seconds(s, link) + share(s) * link.fold_seconds_per_byte;
+         },
+     .bytes =
+         [](const Shape& s) { return s.size == 1 ? 0 : in_bytes(s, s.count + (s.size - 2) * long_block(s)); },
+     .rounds = [](const Shape& s) { return s.size == 1 ? 0 : 2; },
+     .run = &all_reduce_direct},
+};
+
+const Algorithm kReduceScatter[] = {
+    {.name = "ring",
+     .summary = "one trip around a ring, pipelined",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return (s.size - 1) * link.hop_seconds +
+                  share(s) * (link.seconds_per_byte + link.fold_seconds_per_byte);
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
+     .rounds = [](const Shape& s) { return s.size - 1; },
+     .run = &reduce_scatter_ring},
+};
+
+const Algorithm kAllGather[] = {
+    {.name = "ring",
+     .summary = "one trip around a ring, pipelined; one stream between nodes",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return (s.size - 1) * link.hop_seconds + share(s) * link.seconds_per_byte;
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
+     .rounds = [](const Shape& s) { return s.size - 1; },
+     .run = &all_gather_ring},
+    {.name = "bruck",
+     .summary = "bags of blocks that double; fewest hops",
+     .supports = any,
+     .seconds = gather_seconds,
+     .bytes = [](const Shape& s) { return in_bytes(s, gathered(s)); },
+     .rounds = [](const Shape& s) { return log2_ceil(s.size); },
+     .run = &all_gather_bruck},
+};
+
+const Algorithm kBroadcast[] = {
+    {.name = "binomial",
+     .summary = "a tree; fewest hops, for short vectors",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           double seconds = 0;
+           for (int h = 0; h < log2_ceil(s.size); ++h) {
+             const int streams = (1 << h) < s.node_size ? 1 : s.node_size;
+             seconds += link.hop_seconds + n(s) * link.seconds_per_byte * streams;
+           }
+           return seconds;
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count * log2_ceil(s.size)); },
+     .rounds = [](const Shape& s) { return log2_ceil(s.size); },
+     .run = &broadcast_binomial},
+    {.name = "scatter_allgather",
+     .summary = "the root sends every block once, then all ranks send; for long vectors",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return log2_ceil(s.size) * link.hop_seconds + share(s) * link.seconds_per_byte +
+                  gather_seconds(s, link);
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count - long_block(s) + gathered(s)); },
+     .rounds = [](const Shape& s) { return 2 * log2_ceil(s.size); },
+     .run = &broadcast_scatter_allgather},
+    {.name = "chain",
+     .summary = "a pipeline from rank to rank; n bytes in all, for vectors of many micro-ops",
+     .supports = any,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           const double piece = std::min(n(s), static_cast<double>(s.micro_op_bytes));
+           const double fill = std::max(0, s.size - 2) * (link.hop_seconds + piece * link.seconds_per_byte);
+           return s.size == 1 ? 0 : fill + link.hop_seconds + n(s) * link.seconds_per_byte;
+         },
+     .bytes = [](const Shape& s) { return s.size == 1 ? 0 : s.bytes(); },
+     .rounds = [](const Shape& s) { return std::min(2, s.size - 1); },
+     .run = &broadcast_chain},
+};
+
+const Algorithm kBarrier[] = {
+    {.name = "dissemination",
+     .summary = "hears of twice as many ranks at every hop",
+     .supports = any,
+     .seconds = [](const Shape& s, const LinkCost& link) { return log2_ceil(s.size) * link.hop_seconds; },
+     .bytes = [](const Shape&) -> std::uint64_t { return 0; },
+     .rounds = [](const Shape& s) { return log2_ceil(s.size); },
+     .run = &barrier_dissemination},
+};
+
+const Algorithm kAllToAll[] = {
+    {.name = "pairwise",
+     .summary = "one permutation a hop; least bytes, for long messages",
+     .supports = any,
+     .seconds = pairwise_seconds,
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
+     .rounds = [](const Shape& s) { return s.size - 1; },
+     .run = &all_to_all_pairwise},
+    {.name = "bruck",
+     .summary = "parts jump by the digits of their distance; log2 P hops, for short messages of equal length",
+     .supports = even,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           double seconds = 0;
+           for (int hop = 0; hop < log2_ceil(s.size); ++hop) {
+             const double bytes = static_cast<double>(bruck_slots(s.size, hop)) * part(s);
+             seconds += link.hop_seconds + bytes * link.seconds_per_byte * crossing(s, 1 << hop);
+           }
+           return seconds;
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, bruck_parts(s) * short_block(s)); },
+     .rounds = [](const Shape& s) { return log2_ceil(s.size); },
+     .run = &all_to_all_bruck},
+    {.name = "hierarchical",
+     .summary =
+         "inside the node to the receiver's column, then between nodes; few messages on the slow network",
+     .supports = with_nodes,
+     // The hop inside the node is counted at the price of the slow network: where it is cheaper, ask for it
+     // by name.
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           if (s.node_size == 1 || s.nodes() == 1) return pairwise_seconds(s, link);
+           const double inside = link.hop_seconds + s.nodes() * part(s) * link.seconds_per_byte;
+           const double between =
+               link.hop_seconds + s.node_size * part(s) * link.seconds_per_byte * s.node_size;
+           return (s.node_size - 1) * (inside + (s.uneven ? link.hop_seconds : 0)) +
+                  (s.nodes() - 1) * between;
+         },
+     .bytes =
+         [](const Shape& s) {
+           return in_bytes(s,
+                           short_block(s) * ((s.node_size - 1) * s.nodes() + (s.nodes() - 1) * s.node_size));
+         },
+     .rounds = [](const Shape& s) { return (s.node_size - 1) * (s.uneven ? 2 : 1) + s.nodes() - 1; },
+     .run = &all_to_all_hierarchical},
+};
+
+}  // namespace
+
+std::string_view name_of(Family family) {
+  constexpr std::string_view names[] = {"allreduce", "reducescatter", "allgather", "broadcast",
+                                        "barrier",   "alltoall",      "message"};
+  const auto i = static_cast<std::size_t>(family);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+
+std::span<const Algorithm> algorithms(Family family) {
+  switch (family) {
+    case Family::all_reduce:
+      return kAllReduce;
+    case Family::reduce_scatter:
+      return kReduceScatter;
+    case Family::all_gather:
+      return kAllGather;
+    case Family::broadcast:
+      return kBroadcast;
+    case Family::barrier:
+      return kBarrier;
+    case Family::all_to_all:
+      return kAllToAll;
+    case Family::message:
+      return {};
+  }
+  return {};
+}
+
+const Algorithm& find_algorithm(Family family, std::string_view name) {
+  std::string names = "auto";
+  for (const Algorithm& row : algorithms(family)) {
+    if (row.name == name) return row;
+    names += ", " + std::string(row.name);
+  }
+  throw UsageError(std::string(name_of(family)) + " has no algorithm '" + std::string(name) +
+                   "'; there are: " + names);
+}
+
+const Algorithm& choose(Family family, const Shape& shape, const LinkCost& link) {
+  const Algorithm* best = nullptr;
+  double best_seconds = 0;
+  for (const Algorithm& row : algorithms(family)) {
+    if (!row.supports(shape)) continue;
+    const double seconds = row.seconds(shape, link);
+    // Formulas that are equal on paper differ in the last bits: that must not decide.
+    if (best == nullptr || seconds < best_seconds * (1 - 1e-9)) {
+      best = &row;
+      best_seconds = seconds;
+    }
+  }
+  if (best == nullptr)
+    throw UsageError("no algorithm of " + std::string(name_of(family)) + " supports this call");
+  return *best;
+}
+
+const Algorithm& pick(Family family, std::string_view name, const Shape& shape, const LinkCost& link) {
+  if (name == "auto") return choose(family, shape, link);
+  const Algorithm& row = find_algorithm(family, name);
+  if (!row.supports(shape)) {
+    throw UsageError(std::string(name_of(family)) + " by '" + std::string(name) +
+                     "' does not support this call (size " + std::to_string(shape.size) +
+                     (shape.uneven ? ", uneven parts" : "") + ", node_size " +
+                     std::to_string(shape.node_size) + ")");
+  }
+  return row;
+}
+
+std::uint8_t row_of(Family family, const Algorithm& algorithm) {
+  return static_cast<std::uint8_t>(&algorithm - algorithms(family).data());
+}
+
+}  // namespace weft

@@ -1,0 +1,273 @@
+#include "weft/engine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "engine/scheduler.h"
+#include "engine/submission.h"
+#include "weft/error.h"
+
+namespace weft {
+
+using detail::Submission;
+
+namespace {
+
+// The root of every operation: awaits it and reports its end. Destroys its own frame.
+struct Root {
+  struct promise_type : detail::PromiseBase {
+    template <class End>
+    promise_type(Executor& runs_on, Submission&, End&) {
+      executor = &runs_on;
+    }
+    Root get_return_object() noexcept { return {}; }
+    std::suspend_never initial_suspend() noexcept { return {}; }
+    std::suspend_never final_suspend() noexcept { return {}; }
+    void return_void() noexcept {}
+    void unhandled_exception() noexcept { std::terminate(); }  // the body catches everything
+  };
+};
+
+// REQUIRES: `submission` outlives the task, which the engine's list of running operations sees to; `end` is called last.
+template <class End>
+Root run_root(Executor& executor, Submission& submission, End end) {
+  static_cast<void>(executor);
+  std::exception_ptr error;
+  try {
+    co_await submission.task;
+  } catch (...) {
+    error = std::current_exception();
+  }
+  end(submission, error);
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+bool is_usage_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const UsageError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+// "all_reduce (slot 3, step 12)"
+std::string title(const Operation& operation) {
+  const bool unnamed = (operation.slot & kUnnamed) != 0;
+  return std::string(operation.name) + (unnamed ? " (call " : " (slot ") + std::to_string(operation.slot & ~kUnnamed) +
+         ", step " + std::to_string(operation.step) + ")";
+}
+
+// Whom the operation waits for: the first receive that is pending, else the first send.
+const TransferRecord* culprit(const Operation& operation) {
+  const TransferRecord* found = nullptr;
+  for (Wait* wait = operation.first_pending(); wait != nullptr; wait = Operation::next_pending(*wait)) {
+    const auto* transfer = dynamic_cast<const TransferRecord*>(wait);
+    if (transfer == nullptr) continue;
+    if (dynamic_cast<const RecvRecord*>(transfer) != nullptr) return transfer;
+    found = transfer;
+  }
+  return found;
+}
+
+}  // namespace
+
+void Submission::somebody_waits() {
+  operation.waited_for = true;
+  engine.scheduler_->look_again();
+}
+
+Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* pool)
+    : transport_(transport), options_(options), arena_(std::make_shared<Arena>()), executor_(*arena_, transport.clock()),
+      scheduler_(std::make_unique<Scheduler>(transport, options_)),
+      endpoint_(std::make_unique<Endpoint>(*scheduler_, executor_, pool)) {
+  if (options.hold_limit < Time{0} || options.stall_limit <= Time{0} || options.operation_timeout <= Time{0}) {
+    throw UsageError("engine: hold_limit, stall_limit and operation_timeout must be positive");
+  }
+  scheduler_->set_endpoint(*endpoint_);
+  executor_.set_wake([this] { transport_.wake(); });
+}
+
+Engine::~Engine() { shut_down(nullptr); }
+
+Comm Engine::world() const { return {*endpoint_, endpoint_->world()}; }
+
+Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make) {
+  if (!comm.valid() || &comm.endpoint() != endpoint_.get()) {
+    throw UsageError("submit: the Comm belongs to another engine");
+  }
+  if (options.slot && (*options.slot & kUnnamed) != 0) {
+    throw UsageError("submit: a slot must be below " + std::to_string(kUnnamed));
+  }
+  if (options.timeout < Time{0}) throw UsageError("submit: the timeout is negative");
+  auto submission = std::allocate_shared<Submission>(detail::ArenaAllocator<Submission>(arena_), *this, comm, options,
+                                                     std::move(make));
+  submission->timeout = options.timeout == Time{0} ? options_.operation_timeout : options.timeout;
+  submission->submitted = executor_.now();
+  submission->keep = submission;
+  Ticket ticket(submission);
+  executor_.post(submission->accept);
+  return ticket;
+}
+
+void Engine::hold() { scheduler_->hold(); }
+
+void Engine::release() {
+  scheduler_->release();
+  transport_.wake();
+}
+
+void Engine::abandon(std::exception_ptr cause) {
+  const std::lock_guard lock(abandon_mutex_);
+  if (abandon_.engine != nullptr) return;
+  abandon_.engine = this;
+  abandon_.cause = std::move(cause);
+  abandon_.run = [](Remote& remote) {
+    auto& self = static_cast<Abandon&>(remote);
+    self.engine->fail(self.cause);
+  };
+  executor_.post(abandon_);
+}
+
+void Engine::accept(std::shared_ptr<Submission> submission) {
+  Submission& s = *submission;
+  s.operation.executor = &executor_;
+  s.operation.pool = endpoint_->pool();
+  s.started = s.operation.started = executor_.now();
+  s.position = running_.size();
+  running_.push_back(std::move(submission));
+  if (s.operation.traffic == TrafficClass::blocking) scheduler_->blocking_begins();
+  if (failure_ || closed_) {
+    finish(s, failure_ ? failure_
+                       : std::make_exception_ptr(
+                             TransportError(TransportError::Kind::closed, -1, "the engine is shut down")));
+    return;
+  }
+  if (s.timeout != kNever) executor_.arm(s.deadline, s.started + s.timeout);
+  try {
+    s.task = s.make(s.comm.bound(s.operation));
+  } catch (...) {
+    finish(s, std::current_exception());
+    return;
+  }
+  run_root(executor_, s, [this](Submission& done, const std::exception_ptr& error) { finish(done, error); });
+}
+
+void Engine::finish(Submission& s, std::exception_ptr error) {
+  std::swap(running_[s.position], running_.back());
+  running_[s.position]->position = s.position;
+  const std::shared_ptr<Submission> keep = std::move(running_.back());
+  running_.pop_back();
+  executor_.disarm(s.deadline);
+  s.task = Task<void>();
+  s.make.reset();
+  if (s.operation.traffic == TrafficClass::blocking) scheduler_->blocking_ends();
+  s.finished = executor_.now();
+  if (options_.trace != nullptr) {
+    options_.trace->add({.kind = TraceEvent::Kind::operation,
+                         .name = std::string(s.operation.name),
+                         .traffic = s.operation.traffic,
+                         .priority = s.operation.priority,
+                         .slot = s.operation.slot,
+                         .step = s.operation.step,
+                         .bytes = s.operation.bytes_sent,
+                         .ready = s.started,
+                         .started = s.started,
+                         .finished = s.finished,
+                         .failed = static_cast<bool>(error)});
+  }
+  std::vector<std::function<void()>> continuations;
+  Ticket::Awaiter* awaiters = nullptr;
+  {
+    const std::lock_guard lock(s.mutex);
+    s.error = error;
+    continuations.swap(s.continuations);
+    awaiters = std::exchange(s.awaiters, nullptr);
+    s.done.store(true, std::memory_order_release);
+    s.changed.notify_all();
+  }
+  while (awaiters != nullptr) {
+    Ticket::Awaiter& awaiter = *awaiters;
+    awaiters = awaiter.next_;
+    awaiter.executor_->post(awaiter.resume_);
+  }
+  for (const std::function<void()>& f : continuations) f();
+  if (error && !failure_ && !is_usage_error(error)) fail(error);
+}
+
+void Engine::expired(Submission& s) {
+  const TransferRecord* wait = culprit(s.operation);
+  const double waited = seconds(executor_.now() - s.started);
+  std::string what = "rank " + std::to_string(transport_.rank()) + ": " + title(s.operation) + " did not end within " +
+                     std::to_string(seconds(s.timeout)) + " s";
+  if (wait != nullptr) {
+    const bool receive = dynamic_cast<const RecvRecord*>(wait) != nullptr;
+    what += receive ? "; waiting for rank " : "; not taken by rank ";
+    what += std::to_string(wait->peer) + " at hop " + std::to_string(wait->id.hop) + " for " +
+            std::to_string(seconds(executor_.now() - wait->posted)) + " s";
+  }
+  fail(std::make_exception_ptr(TimeoutError(wait != nullptr ? wait->peer : -1, waited, what)));
+}
+
+void Engine::fail(std::exception_ptr cause) noexcept {
+  if (failure_) return;
+  failure_ = std::move(cause);
+  for (const std::shared_ptr<Submission>& s : running_) s->operation.fail(failure_);
+}
+
+// Peers are told only when nothing of ours is in flight any more: their goodbye must not find us reading their memory.
+void Engine::close_when_empty() noexcept {
+  if (closed_ || !failure_ || !running_.empty()) return;
+  closed_ = true;
+  transport_.close(text_of(failure_));
+}
+
+void Engine::shut_down(std::exception_ptr cause) noexcept {
+  if (closed_) {
+    while (executor_.run()) continue;
+    return;
+  }
+  if (cause) fail(std::move(cause));
+  while (executor_.run()) continue;  // what was submitted before is known now
+  if (!running_.empty()) {
+    fail(std::make_exception_ptr(TransportError(TransportError::Kind::closed, -1,
+                                                "rank " + std::to_string(transport_.rank()) + " shut down with " +
+                                                    std::to_string(running_.size()) + " operations in flight")));
+  }
+  while (!running_.empty()) {  // computations on the worker pool are waited for
+    if (!executor_.run()) std::this_thread::yield();
+  }
+  if (failure_) close_when_empty();
+  else transport_.close("");
+  closed_ = true;
+  while (executor_.run()) continue;
+}
+
+bool Engine::poll() noexcept {
+  bool any = transport_.poll();
+  if (!failure_ && !closed_) {
+    if (std::exception_ptr broken = transport_.failure()) fail(std::move(broken));
+  }
+  any |= executor_.run();
+  any |= scheduler_->pump();
+  close_when_empty();
+  return any;
+}
+
+Time Engine::next_deadline() const {
+  if (!executor_.idle()) return Time{0};
+  return std::min({transport_.next_event(), executor_.next_timer(), scheduler_->next_deadline()});
+}
+
+}  // namespace weft

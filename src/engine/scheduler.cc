@@ -1,0 +1,165 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace weft {
+
+namespace {
+
+bool is_blocking(const SendRecord& send) { return send.operation.traffic == TrafficClass::blocking; }
+
+Time later(Time t, Time by) { return by == kNever || t == kNever ? kNever : t + by; }
+
+}  // namespace
+
+void Scheduler::List::push(SendRecord& send) {
+  send.schedule.next = nullptr;
+  send.schedule.previous = last;
+  (last != nullptr ? last->schedule.next : first) = &send;
+  last = &send;
+}
+
+void Scheduler::List::erase(SendRecord& send) {
+  SendRecord::Schedule& s = send.schedule;
+  (s.previous != nullptr ? s.previous->schedule.next : first) = s.next;
+  (s.next != nullptr ? s.next->schedule.previous : last) = s.previous;
+  s.next = s.previous = nullptr;
+}
+
+std::size_t Scheduler::window() const {
+  return options_.window_bytes != 0 ? options_.window_bytes : 2 * endpoint_->micro_op_bytes();
+}
+
+void Scheduler::post(SendRecord& send) noexcept {
+  send.observer = this;
+  send.schedule.queued = clock().now();
+  if (is_blocking(send) || !options_.priority) {
+    send.schedule.stage = SendRecord::Stage::stalled;  // never counts
+    send.schedule.begun = send.schedule.queued;
+    inner_.post(send);
+    return;
+  }
+  send.schedule.stage = SendRecord::Stage::queued;
+  queues_[{send.operation.traffic, send.operation.priority}].push(send);
+  ++queued_;
+  next_aging_ = std::min(next_aging_, later(send.schedule.queued, options_.hold_limit));
+  if (send.operation.waited_for) look_again_ = true;
+  if (!held() && (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window())) pump();
+}
+
+void Scheduler::start(SendRecord& send, Time now, bool aged) {
+  queues_[{send.operation.traffic, send.operation.priority}].erase(send);
+  --queued_;
+  send.schedule.stage = SendRecord::Stage::moving;
+  send.schedule.begun = now;
+  send.schedule.aged = aged;
+  moving_.push(send);
+  moving_bytes_ += send.payload.size();
+  inner_.post(send);
+}
+
+void Scheduler::sent(SendRecord& send) noexcept {
+  if (send.schedule.stage == SendRecord::Stage::moving) {
+    moving_.erase(send);
+    moving_bytes_ -= send.payload.size();
+  }
+  send.schedule.stage = SendRecord::Stage::fresh;
+  if (options_.trace == nullptr) return;
+  const Operation& operation = send.operation;
+  options_.trace->add({.kind = TraceEvent::Kind::micro_op,
+                       .name = std::string(operation.name),
+                       .traffic = operation.traffic,
+                       .priority = operation.priority,
+                       .slot = send.id.slot,
+                       .step = send.id.step,
+                       .hop = send.id.hop,
+                       .peer = send.peer,
+                       .bytes = send.payload.size(),
+                       .ready = send.schedule.queued,
+                       .started = send.schedule.begun,
+                       .finished = clock().now(),
+                       .aged = send.schedule.aged,
+                       .failed = static_cast<bool>(operation.failure)});
+}
+
+void Scheduler::cancel(TransferRecord& record) noexcept {
+  auto* send = dynamic_cast<SendRecord*>(&record);
+  if (send != nullptr && send->schedule.stage == SendRecord::Stage::queued) {
+    queues_[{send->operation.traffic, send->operation.priority}].erase(*send);
+    --queued_;
+    send->schedule.stage = SendRecord::Stage::fresh;
+    return;
+  }
+  inner_.cancel(record);
+  if (send != nullptr && send->schedule.stage != SendRecord::Stage::fresh) sent(*send);
+}
+
+// On a slow link a long message takes its time without being stalled: four times what the whole window needs.
+Time Scheduler::stalled_at(const SendRecord& send) const {
+  if (options_.stall_limit == kNever) return kNever;
+  const double busy = 4 * static_cast<double>(std::max(window(), send.payload.size())) * endpoint_->cost().seconds_per_byte;
+  return send.schedule.begun + options_.stall_limit + from_seconds(busy);
+}
+
+void Scheduler::give_back_stalled(Time now) {
+  while (moving_.first != nullptr && now >= stalled_at(*moving_.first)) {
+    SendRecord& send = *moving_.first;
+    moving_.erase(send);
+    moving_bytes_ -= send.payload.size();
+    send.schedule.stage = SendRecord::Stage::stalled;
+  }
+}
+
+// Held: only what has waited for too long, or what somebody waits for.
+bool Scheduler::start_held(Time now) {
+  if (now < next_aging_ && !look_again_) return false;
+  look_again_ = false;
+  next_aging_ = kNever;
+  bool any = false;
+  for (auto& [key, list] : queues_) {
+    for (SendRecord* send = list.first; send != nullptr;) {
+      SendRecord* next = send->schedule.next;
+      const Time due = later(send->schedule.queued, options_.hold_limit);
+      const bool wanted = send->operation.waited_for && options_.hold_limit != kNever;
+      if (wanted || now >= due) {
+        start(*send, now, true);
+        any = true;
+      } else {
+        next_aging_ = std::min(next_aging_, due);
+      }
+      send = next;
+    }
+  }
+  return any;
+}
+
+bool Scheduler::start_free(Time now) {
+  bool any = false;
+  for (auto& [key, list] : queues_) {
+    while (list.first != nullptr) {
+      SendRecord& send = *list.first;
+      if (moving_bytes_ > 0 && moving_bytes_ + send.payload.size() > window()) return any;
+      start(send, now, false);
+      any = true;
+    }
+  }
+  return any;
+}
+
+bool Scheduler::pump() noexcept {
+  if (queued_ == 0) {
+    next_aging_ = kNever;
+    return false;
+  }
+  const Time now = clock().now();
+  give_back_stalled(now);
+  return held() ? start_held(now) : start_free(now);
+}
+
+Time Scheduler::next_deadline() const {
+  if (queued_ == 0) return kNever;
+  if (held()) return next_aging_;
+  return moving_.first != nullptr ? stalled_at(*moving_.first) : Time{0};
+}
+
+}  // namespace weft

@@ -1,0 +1,76 @@
+// Decides when a message may leave: a Transport in front of the engine's transport. The rules are in weft/engine.h.
+//
+// A send walks fresh -> queued -> moving -> done; `stalled` is moving without counting against the window. Queued sends stand
+// in one list per (class, priority), oldest first. Receives pass straight through.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <utility>
+
+#include "weft/engine.h"
+#include "weft/transport.h"
+
+namespace weft {
+
+class Scheduler final : public Transport, public SendObserver {
+ public:
+  Scheduler(Transport& inner, const EngineOptions& options) : inner_(inner), options_(options) {}
+
+  void set_endpoint(const Endpoint& endpoint) { endpoint_ = &endpoint; }  // says how long a micro-op is
+  // A blocking operation of this rank is known / has ended.
+  void blocking_begins() { ++blocking_; }
+  void blocking_ends() { --blocking_; }
+  void hold() { holds_.fetch_add(1); }      // any thread
+  void release() { holds_.fetch_sub(1); }   // any thread
+  void look_again() { look_again_ = true; }  // somebody waits for a ticket now
+  // Starts what may start. True if anything did.
+  bool pump() noexcept;
+  Time next_deadline() const;
+
+  std::string_view name() const override { return inner_.name(); }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  const Clock& clock() const override { return inner_.clock(); }
+  void post(SendRecord& send) noexcept override;
+  void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
+  void cancel(TransferRecord& record) noexcept override;
+  void add_group(std::uint64_t group, std::span<const int> members) override { inner_.add_group(group, members); }
+  bool poll() noexcept override { return inner_.poll(); }
+  Time next_event() const override { return inner_.next_event(); }
+  void wait(Time until) noexcept override { inner_.wait(until); }
+  void wake() noexcept override { inner_.wake(); }
+  std::exception_ptr failure() const override { return inner_.failure(); }
+  void close(const std::string& reason) noexcept override { inner_.close(reason); }
+  TrafficCounters counters() const override { return inner_.counters(); }
+  void sent(SendRecord& send) noexcept override;
+
+ private:
+  struct List {
+    SendRecord* first = nullptr;
+    SendRecord* last = nullptr;
+    void push(SendRecord& send);
+    void erase(SendRecord& send);
+  };
+  bool held() const { return blocking_ > 0 || holds_.load(std::memory_order_relaxed) > 0; }
+  std::size_t window() const;
+  Time stalled_at(const SendRecord& send) const;
+  bool start_held(Time now);
+  bool start_free(Time now);
+  void give_back_stalled(Time now);
+  void start(SendRecord& send, Time now, bool aged);
+
+  Transport& inner_;
+  const EngineOptions& options_;
+  const Endpoint* endpoint_ = nullptr;
+  std::map<std::pair<TrafficClass, int>, List> queues_;  // a list stays when it is empty: no allocation per message
+  std::size_t queued_ = 0;
+  List moving_;  // counts against the window, in order of start
+  std::size_t moving_bytes_ = 0;
+  int blocking_ = 0;
+  std::atomic<int> holds_{0};
+  bool look_again_ = false;
+  Time next_aging_ = kNever;
+};
+
+}  // namespace weft

@@ -1,0 +1,96 @@
+// One submitted operation: what its ticket shows and what the engine runs.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "weft/engine.h"
+
+namespace weft::detail {
+
+// Hands pieces of an arena to std::allocate_shared and keeps the arena alive as long as the last ticket.
+template <class T>
+struct ArenaAllocator {
+  using value_type = T;
+  explicit ArenaAllocator(std::shared_ptr<Arena> a) : arena(std::move(a)) {}
+  template <class U>
+  ArenaAllocator(const ArenaAllocator<U>& other) : arena(other.arena) {}  // NOLINT(google-explicit-constructor)
+  T* allocate(std::size_t n) { return static_cast<T*>(arena->allocate(n * sizeof(T))); }
+  void deallocate(T* p, std::size_t n) noexcept { arena->deallocate(p, n * sizeof(T)); }
+  template <class U>
+  friend bool operator==(const ArenaAllocator& a, const ArenaAllocator<U>& b) {
+    return a.arena == b.arena;
+  }
+  std::shared_ptr<Arena> arena;
+};
+
+struct Submission {
+  Submission(Engine& owner, const Comm& group_comm, const SubmitOptions& options, Engine::Make&& make_task)
+      : engine(owner), comm(group_comm), make(std::move(make_task)), deadline(*this) {
+    const std::size_t length = std::min(options.name.size(), name.size());
+    std::copy_n(options.name.begin(), length, name.begin());
+    operation.name = std::string_view(name.data(), length);
+    operation.traffic = options.traffic;
+    operation.priority = options.priority;
+    operation.group = comm.group_id();
+    operation.slot = options.slot ? *options.slot : comm.next_unnamed_slot();
+    operation.step = options.step;
+    accept.run = [](Remote& remote) {
+      Submission& self = *static_cast<Handover&>(remote).submission;
+      self.engine.accept(std::move(self.keep));
+    };
+    accept.submission = this;
+    waited.run = [](Remote& remote) {
+      Submission& self = *static_cast<Handover&>(remote).submission;
+      const std::shared_ptr<Submission> alive = std::move(self.keep_waited);
+      self.somebody_waits();
+    };
+    waited.submission = this;
+  }
+
+  struct Handover : Remote {
+    Submission* submission = nullptr;
+  };
+  struct Deadline : Timer {
+    explicit Deadline(Submission& s)
+        : Timer([](Timer& timer) {
+            Submission& self = static_cast<Deadline&>(timer).submission;
+            self.engine.expired(self);
+          }),
+          submission(s) {}
+    Submission& submission;
+  };
+
+  void somebody_waits();  // the engine's thread
+
+  Engine& engine;  // REQUIRES: not touched once done
+  Comm comm;
+  Engine::Make make;
+  Operation operation;
+  std::array<char, 64> name{};
+  Task<void> task;
+  Deadline deadline;
+  Time timeout{};
+  Time submitted{}, started{}, finished{};
+  std::size_t position = 0;  // among the engine's running operations
+
+  Handover accept, waited;
+  std::shared_ptr<Submission> keep;         // while the engine does not know of it yet
+  std::shared_ptr<Submission> keep_waited;  // while the engine does not know that somebody waits
+
+  // Shared with other threads.
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::atomic<bool> done{false};
+  bool said_waiting = false;
+  std::exception_ptr error;
+  std::vector<std::function<void()>> continuations;
+  Ticket::Awaiter* awaiters = nullptr;
+};
+
+}  // namespace weft::detail

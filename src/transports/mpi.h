@@ -1,0 +1,51 @@
+// `mpi`: the ranks are processes that mpirun or srun started, and MPI moves the bytes. The way to RDMA.
+//
+// Every group has a communicator of its own, and slot, step and hop of a message are packed into its tag
+// (transports/mpi_tag.h). A message is a 64-byte frame with the full identity, with the payload behind it if
+// that is short, else followed on the same tag by the payload in pieces. MPI keeps the order within
+// (communicator, source, tag), so per such lane one receive at a time is active, and the next one starts when
+// it has its payload.
+//
+//   Thread    MPI is asked for MPI_THREAD_SERIALIZED. All calls but wake() come from one thread at a time;
+//             the thread that opened the transport destroys it (MPI_Finalize).
+//   Groups    add_group() is MPI_Comm_create_group: it WAITS until all members have called it, and carries no
+//             traffic of this rank meanwhile. Groups that share members are made in one order on all of them,
+//             and no member may need a message from another before it makes the group.
+//   Waiting   MPI cannot be slept on. wait() yields for 50 us after the last event, then sleeps 5, 10, .. 100
+//             us between polls; after a long wait up to 1/64 of it, at most 2 ms; and 5 ms while nothing is
+//             expected or under way. It sets the timer slack of its thread to 1 us.
+//   Failures  MPI does not notice a peer that was killed: mpirun ends the job, and until then operations end
+//             by their deadlines. A rank that closes with a reason tells its peers, and they stop with it.
+//             MPI cannot take back a send, nor a receive whose payload is arriving; cancel() waits 0.1 s for
+//             the latter. Where that is not enough, and for every cancelled send above `bounce_bytes`, the
+//             memory stays in MPI's hands: after a failed operation the job is to be ended, and that memory
+//             must stay until the process ends. (A receiver of memory that was changed too early sees a wrong
+//             checksum.) After a failure the destructor leaves out MPI_Finalize, which would wait for peers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "weft/transport.h"
+
+namespace weft {
+
+// Equal on all ranks; compared when the transport opens.
+struct MpiOptions {
+  std::uint64_t job = 0;  // 0: rank 0 draws one
+  std::uint32_t epoch = 0;
+  bool checksum = true;  // of payloads; frames are always checked
+  std::size_t max_message = std::size_t{1} << 40;
+  // The following affect speed only.
+  std::size_t bounce_bytes =
+      3968;  // payloads up to this are copied behind their frame; both fit an eager fragment
+  std::size_t piece_limit = std::size_t{1} << 30;  // longest MPI message of a payload; at most 2^31 - 1
+};
+
+// Called by all ranks of MPI_COMM_WORLD. Initialises MPI if nobody has, and then finalises it. Throws
+// UsageError for options that differ between ranks or are out of range, and where MPI does not grant
+// MPI_THREAD_SERIALIZED.
+std::unique_ptr<Transport> open_mpi(const MpiOptions& options);
+
+}  // namespace weft

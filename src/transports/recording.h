@@ -1,0 +1,63 @@
+// `recording`: counts what an operation posts on its way to another transport. Formulas of bytes and rounds
+// are tested with it, and `weft bench` reports from it.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <set>
+
+#include "weft/transport.h"
+
+namespace weft {
+
+// What one rank posted for one operation.
+struct OperationTraffic {
+  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t payload_bytes_sent = 0;
+  std::set<std::uint32_t> hops;  // that it sent or received at; the pieces of a hop count once
+};
+
+class RecordingTransport final : public Transport {
+ public:
+  explicit RecordingTransport(Transport& inner) : inner_(inner) {}
+
+  // Zeros if nothing of the operation was posted here.
+  OperationTraffic traffic(std::uint64_t group, std::uint32_t slot, std::uint32_t step) const;
+  // Over all groups that the operation used: a collective may run in subgroups.
+  OperationTraffic traffic(std::uint32_t slot, std::uint32_t step) const;
+  void forget() { operations_.clear(); }
+
+  std::string_view name() const override { return inner_.name(); }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  const Clock& clock() const override { return inner_.clock(); }
+  void post(SendRecord& send) noexcept override;
+  void post(RecvRecord& recv) noexcept override;
+  void cancel(TransferRecord& record) noexcept override { inner_.cancel(record); }
+  void add_group(std::uint64_t group, std::span<const int> members) override {
+    inner_.add_group(group, members);
+  }
+  bool poll() noexcept override { return inner_.poll(); }
+  Time next_event() const override { return inner_.next_event(); }
+  void wait(Time until) noexcept override { inner_.wait(until); }
+  void wake() noexcept override { inner_.wake(); }
+  std::exception_ptr failure() const override { return inner_.failure(); }
+  void close(const std::string& reason) noexcept override { inner_.close(reason); }
+  TrafficCounters counters() const override { return inner_.counters(); }
+
+ private:
+  struct Key {
+    std::uint32_t slot = 0;
+    std::uint32_t step = 0;
+    std::uint64_t group = 0;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  OperationTraffic& of(const Identity& id) { return operations_[{id.slot, id.step, id.group}]; }
+
+  Transport& inner_;
+  std::map<Key, OperationTraffic> operations_;
+};
+
+}  // namespace weft

@@ -1,0 +1,142 @@
+// `shaped`: slow links in wall time, around a transport whose ranks are threads of one process. The bytes
+// still move through memory; when they may is decided by the link model that `sim` runs in virtual time
+// (link_model.h), so ports, nodes and sharing are the same in both.
+//
+// A send enters the model when it is posted and is held here. When its last byte has arrived at the peer,
+// the very same record goes to the inner transport, which moves it at once; receives go there straight away.
+// Nothing is copied and no thread is added. The price: a send completes when it has arrived, one latency
+// after its last byte has left the port.
+//
+// Sleeping     A rank wakes only for arrivals of its own sends, at predicted times. Traffic of others can
+//              only delay them, so a prediction is never too late, and one that was too early costs one look
+//              at the model.
+// Late waking  A thread that sleeps until t goes on some 60 us later, and much later on a busy machine. The
+//              links do not wait for it: the model's time goes on from ideal times, and a rank that woke up
+//              late lives behind the clock by that much. What it sends in reaction is entered in its own
+//              time, at most catch_up back. So a series of messages keeps the rate of the link, and wall
+//              time is that of the model or what the machine needs, whichever is longer. The limit of this:
+//              a time that starts when a rank hears of something and ends when it hears of something else
+//              may read up to catch_up short.
+//
+// First in, first out per flow is kept (flow_order.h): sharing in quanta lets a short message arrive before
+// a long one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <vector>
+
+#include "transports/flow_order.h"
+#include "transports/link_model.h"
+#include "weft/transport.h"
+
+namespace weft {
+
+// What the ranks of one process share: the model of their links. Any thread.
+class ShapedNetwork {
+ public:
+  // `catch_up` bounds how far back a rank that woke up late may enter a send.
+  explicit ShapedNetwork(const LinkOptions& options,
+                         Time catch_up = 500us);  // throws UsageError as LinkModel does
+  ShapedNetwork(const ShapedNetwork&) = delete;
+  ShapedNetwork& operator=(const ShapedNetwork&) = delete;
+
+  const LinkOptions& options() const { return options_; }
+  Time catch_up() const { return catch_up_; }
+
+ private:
+  friend class ShapedTransport;
+  // A send that is on the model's wires.
+  struct Held : FlowNode {
+    SendRecord* record = nullptr;  // null: unused
+    std::uint32_t transfer = 0;
+    std::uint64_t number = 0;  // tells apart the uses of this object
+    bool arrived = false;      // guarded by the network's mutex
+    bool taken = false;        // by its rank, which knows now that it has arrived
+    Time ideal{};              // when it arrived
+  };
+  struct Prediction {
+    Time at;
+    Held* held;
+    std::uint64_t number;
+    friend bool operator<(const Prediction& a, const Prediction& b) {
+      return a.at > b.at;
+    }  // the earliest is the largest
+  };
+  struct Rank {
+    std::vector<Held*> arrived;                   // to be handed over by this rank
+    std::priority_queue<Prediction> predictions;  // of what this rank has on the wires
+    std::atomic<std::int64_t> last_arrival{
+        -1};  // ideal time of the newest message that was handed over to this rank
+  };
+
+  // All with times of the transports' clock.
+  // Gives the earliest time at which it can arrive.
+  Time add(int from, Held& held, Time at, Time now);
+  void cancel(int from, Held& held);
+  // Appends what has arrived of this rank's sends. Gives the earliest time at which more of them can.
+  Time take_arrived(int from, Time now, std::vector<Held*>& out);
+  void advance(Time now);
+  Rank& rank_at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+
+  LinkOptions options_;
+  Time catch_up_;
+  Time epoch_;  // the model's clock starts at zero
+  std::mutex mutex_;
+  LinkModel model_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::pair<int, Held*>> in_flight_;  // by transfer; who holds it
+};
+
+class ShapedTransport final : public Transport {
+ public:
+  // REQUIRES: both outlive it; `inner` runs on the machine's clock (weft/clock.h, SteadyClock).
+  ShapedTransport(Transport& inner, ShapedNetwork& network);
+  ~ShapedTransport() override;  // REQUIRES: no record is left
+
+  std::string_view name() const override { return "shaped"; }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  const Clock& clock() const override { return inner_.clock(); }
+  void post(SendRecord& send) noexcept override;
+  void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
+  void cancel(TransferRecord& record) noexcept override;
+  void add_group(std::uint64_t group, std::span<const int> members) override {
+    inner_.add_group(group, members);
+  }
+  bool poll() noexcept override;
+  Time next_event() const override;
+  void wait(Time until) noexcept override;
+  void wake() noexcept override { inner_.wake(); }
+  std::exception_ptr failure() const override { return inner_.failure(); }
+  void close(const std::string& reason) noexcept override;
+  TrafficCounters counters() const override { return inner_.counters(); }
+
+ private:
+  using Held = ShapedNetwork::Held;
+  Time hand_over_arrived(Time now);
+  Held* hand_over(Held& held);
+  void release(Held& held);
+  void keep_own_time(Time now, bool any, Time cause);
+
+  Transport& inner_;
+  ShapedNetwork& network_;
+  std::deque<Held> pool_;
+  std::vector<Held*> unused_;
+  std::vector<Held*> ready_;  // to be handed over; null where it was cancelled
+  FlowOrder order_;
+  Time due_ = kNever;  // nothing that is held here arrives before
+  bool closed_ = false;
+
+  // This rank's own time is the clock less lag_; while it is idle, its own time stands still.
+  Time lag_{0};
+  bool idle_ = false;
+  Time idle_since_{0};
+  Time last_handed_over_{0};  // ideal time
+};
+
+}  // namespace weft

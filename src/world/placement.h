@@ -1,0 +1,26 @@
+// Which rank of how many this process is, from the variables that launchers set.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace weft {
+
+struct Placement {
+  enum class Launcher { none, plain, open_mpi, pmi, slurm };  // plain: torchrun, `weft launch`, or by hand
+  Launcher launcher = Launcher::none;
+  int rank = 0;
+  int size = 1;
+  std::string master_address;  // empty where the launcher does not say
+  int master_port = 0;
+};
+
+using Lookup = std::function<const char*(const char*)>;
+
+// Open MPI, PMI (MPICH and others), then RANK and WORLD_SIZE, then Slurm. Throws UsageError for half-set or senseless
+// values.
+Placement detect_placement(const Lookup& lookup);
+Placement detect_placement();  // of this process
+std::string_view name_of(Placement::Launcher launcher);
+
+}  // namespace weft

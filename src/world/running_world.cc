@@ -1,0 +1,35 @@
+#include "world/running_world.h"
+
+namespace weft {
+
+namespace {
+
+EngineOptions engine_options(const RunningWorld::Parts& parts) {
+  return {.priority = parts.priority,
+          .window_bytes = parts.config->window_bytes,
+          .hold_limit = parts.config->hold_limit,
+          .stall_limit = parts.config->stall_limit,
+          .operation_timeout = parts.config->operation_timeout,
+          .trace = parts.trace};
+}
+
+// The endpoint is read on the engine's thread, so it is set there too. REQUIRES (references): as Engine::submit has it.
+Task<void> settle(Comm comm, const LinkCost* known, const Config& config) {
+  Agreement agreed;
+  co_await calibrate(comm, known, config, agreed);
+  comm.endpoint().set_cost(agreed.cost);
+  comm.endpoint().set_micro_op_bytes(agreed.micro_op_bytes);
+}
+
+}  // namespace
+
+RunningWorld::RunningWorld(Transport& transport, const Parts& parts)
+    : name_(transport.name()), engine_(transport, engine_options(parts), parts.pool), thread_(engine_) {
+  const Config& config = *parts.config;
+  const LinkCost* known = parts.known_cost;
+  const SubmitOptions options = {
+      .name = "calibrate", .traffic = TrafficClass::blocking, .timeout = config.connect_timeout};
+  run(options, [&config, known](Comm comm) { return settle(comm, known, config); });
+}
+
+}  // namespace weft

@@ -1,0 +1,33 @@
+// An engine with its thread on a transport that somebody else owns, with link figures that all ranks agree on.
+#pragma once
+
+#include <string>
+
+#include "weft/world.h"
+#include "world/calibrate.h"
+
+namespace weft {
+
+class RunningWorld : public World {
+ public:
+  struct Parts {
+    const Config* config = nullptr;  // and everything else outlives the world
+    WorkerPool* pool = nullptr;
+    Trace* trace = nullptr;
+    bool priority = true;
+    const LinkCost* known_cost = nullptr;  // null: measured
+  };
+
+  // Ends when all ranks have agreed.
+  RunningWorld(Transport& transport, const Parts& parts);
+
+  Engine& engine() override { return engine_; }
+  std::string_view transport() const override { return name_; }
+
+ private:
+  std::string name_;
+  Engine engine_;
+  CommunicationThread thread_;
+};
+
+}  // namespace weft

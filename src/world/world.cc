@@ -1,0 +1,135 @@
+#include "weft/world.h"
+
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/worker_pool.h"
+#include "transports/shaped.h"
+#include "transports/threads.h"
+#include "weft/error.h"
+#include "world/running_world.h"
+
+namespace weft {
+
+namespace {
+
+LinkCost cost_of(const EmulatedLink& link) {
+  LinkCost cost;
+  cost.hop_seconds = link.latency_seconds + 30e-6;  // and waking up
+  cost.seconds_per_byte = 1.0 / link.bytes_per_second;
+  return cost;
+}
+
+// The first failure in time wins: later ones are its consequences.
+class FirstFailure {
+ public:
+  void set(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+void World::all_reduce(Dense data, const AllReduceOptions& options) {
+  run({.name = "all_reduce"}, [data, options](Comm comm) { return weft::all_reduce(comm, data, options); });
+}
+
+TrafficCounters World::traffic() {
+  TrafficCounters counters;
+  const SubmitOptions options = {.name = "traffic", .slot = 0};  // no message, so any slot will do
+  const auto read = [](Comm comm, TrafficCounters& out) -> Task<void> {
+    out = comm.endpoint().transport().counters();
+    co_return;
+  };
+  run(options, [&](Comm comm) { return read(comm, counters); });
+  return counters;
+}
+
+void World::barrier() {
+  run({.name = "barrier", .traffic = TrafficClass::blocking}, [](Comm comm) { return weft::barrier(comm); });
+}
+
+Comm World::subgroup(const std::vector<int>& ranks, std::uint32_t label) {
+  Comm group;
+  const auto make = [](Comm comm, const std::vector<int>& members, std::uint32_t l, Comm& out) -> Task<void> {
+    out = comm.subgroup(members, l);
+    co_return;
+  };
+  // A slot of its own: ranks outside the group do not take part, so no call number may be used up.
+  const SubmitOptions options = {.name = "subgroup", .traffic = TrafficClass::blocking, .slot = 0};
+  run(options, [&](Comm comm) { return make(comm, ranks, label, group); });
+  return group;
+}
+
+void run_ranks(int ranks, const std::function<void(World&)>& body) { run_ranks(ranks, RunOptions{}, body); }
+
+void run_ranks(int ranks, const RunOptions& options, const std::function<void(World&)>& body) {
+  const Config& config = options.config;
+  ThreadsOptions threads_options;
+  threads_options.ranks = ranks;
+  threads_options.eager_limit = config.eager_limit;
+  threads_options.checksum_always = config.checksum == "always";
+  ThreadsWorld transports(std::move(threads_options));
+
+  std::unique_ptr<ShapedNetwork> network;
+  std::vector<std::unique_ptr<ShapedTransport>> shaped;
+  LinkCost known;
+  if (options.link) {
+    LinkOptions link;
+    link.ranks = ranks;
+    link.latency_seconds = options.link->latency_seconds;
+    if (options.link->bytes_per_second > 0) link.bytes_per_second = options.link->bytes_per_second;
+    link.nodes = options.link->nodes;
+    if (options.link->scale_up_bytes_per_second > 0) link.scale_up_bytes_per_second = options.link->scale_up_bytes_per_second;
+    known = cost_of(*options.link);
+    network = std::make_unique<ShapedNetwork>(link);
+    for (int r = 0; r < ranks; ++r) {
+      shaped.push_back(std::make_unique<ShapedTransport>(transports.transport(r), *network));
+    }
+  }
+  if (options.traces != nullptr) options.traces->resize(static_cast<std::size_t>(ranks));
+
+  std::unique_ptr<WorkerPool> pool;
+  if (config.workers > 0) pool = std::make_unique<WorkerPool>(config.workers);
+  FirstFailure failure;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      Transport& transport = network != nullptr ? static_cast<Transport&>(*shaped[static_cast<std::size_t>(r)])
+                                                : transports.transport(r);
+      RunningWorld::Parts parts;
+      parts.config = &config;
+      parts.pool = pool.get();
+      parts.trace = options.traces != nullptr ? &(*options.traces)[static_cast<std::size_t>(r)] : nullptr;
+      parts.priority = options.priority;
+      parts.known_cost = network != nullptr && options.link->bytes_per_second > 0 ? &known : nullptr;
+      std::unique_ptr<Transport> decorated;
+      try {
+        if (options.decorate) decorated = options.decorate(transport);
+        RunningWorld world(decorated != nullptr ? *decorated : transport, parts);
+        try {
+          body(world);
+        } catch (...) {
+          failure.set(std::current_exception());
+          world.engine().abandon(std::current_exception());
+        }
+      } catch (...) {
+        failure.set(std::current_exception());
+        transport.close("rank " + std::to_string(r) + " could not start");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  failure.rethrow();
+}
+
+}  // namespace weft

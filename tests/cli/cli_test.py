@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""The weft command as a user runs it: cli_test.py PATH_TO_WEFT [unittest arguments]."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from typing import Any
+
+WEFT = str(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else ""
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+FAMILIES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
+FIELDS = {"family", "algorithm", "transport", "ranks", "bytes", "seconds_median", "seconds_p99", "wire_bytes_per_rank",
+          "formula_bytes_per_rank", "rounds", "formula_rounds", "ideal_seconds", "efficiency", "correct", "simulated"}
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WEFT_TOKEN")
+Row = dict[str, Any]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | extra
+
+
+def run(*command: str, timeout: float = 60, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(**extra), check=False)
+
+
+def weft(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return run(WEFT, *arguments, **extra)
+
+
+def built(transport: str) -> bool:
+    return transport in json.loads(weft("info", "--json").stdout)["build"]["transports"]
+
+
+class CliTest(unittest.TestCase):
+    def bench(self, *arguments: str, **extra: str) -> list[Row]:
+        done = weft("bench", *arguments, "--json", **extra)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return self.rows(done.stdout)
+
+    def rows(self, text: str) -> list[Row]:
+        rows = [json.loads(line) for line in text.splitlines()]  # fails if anything but data is there
+        self.assertTrue(rows)
+        return rows
+
+    def assert_as_formula(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.assertLessEqual(FIELDS, row.keys())
+            self.assertTrue(row["correct"], row)
+            self.assertEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"], row)
+            self.assertEqual(row["rounds"], row["formula_rounds"], row)
+            self.assertLessEqual(row["seconds_median"], row["seconds_p99"])
+            if row["efficiency"] is not None:
+                self.assertAlmostEqual(row["efficiency"], row["ideal_seconds"] / row["seconds_median"])
+
+
+class InfoTest(CliTest):
+    def test_lists_settings_and_algorithms(self) -> None:
+        info = json.loads(weft("info", "--json").stdout)
+        self.assertIn("threads", info["build"]["transports"])
+        self.assertIn("WEFT_TOKEN", {row["variable"] for row in info["settings"]})
+        self.assertLessEqual(set(FAMILIES), {row["family"] for row in info["algorithms"]})
+        text = weft("info").stdout
+        for row in info["settings"]:
+            self.assertIn(row["variable"], text)
+
+    def test_a_setting_from_the_environment_and_never_the_token(self) -> None:
+        token = "0123456789abcdef0123456789abcdef-secret"
+        for arguments in (["info"], ["info", "--json"]):
+            done = weft(*arguments, WEFT_TOKEN=token, WEFT_HOLD_LIMIT="77ms")
+            self.assertIn("77 ms", done.stdout)
+            self.assertNotIn(token, done.stdout + done.stderr)
+        self.assertEqual(weft("info", WEFT_HOLD_LIMT="77ms").returncode, 2)
+
+    def test_version_and_help(self) -> None:
+        self.assertRegex(weft("--version").stdout, r"^weft \d+\.\d+\.\d+\n$")
+        for verb in ([], ["info"], ["doctor"], ["bench"], ["launch"]):
+            done = weft(*verb, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertRegex(done.stdout, "Usage|usage")
+
+
+class DoctorTest(CliTest):
+    def test_says_what_works_and_what_to_do(self) -> None:
+        start = time.monotonic()
+        done = weft("doctor", "--json")
+        self.assertLess(time.monotonic() - start, 20)
+        rows = {row["what"]: row for row in self.rows(done.stdout)}
+        self.assertEqual(done.returncode, 0 if all(row["ok"] for row in rows.values()) else 1)
+        for row in rows.values():
+            self.assertTrue(row["ok"] or row["advice"], row)
+        self.assertGreater(rows["memory copy"]["bytes_per_second"], 0)
+        self.assertGreater(rows["ping-pong, threads"]["seconds"], 0)
+
+
+class BenchTest(CliTest):
+    def test_bytes_and_rounds_are_the_formulas_on_threads(self) -> None:
+        for family in FAMILIES:
+            for ranks in ("1", "3", "4"):
+                rows = self.bench(family, "--ranks", ranks, "--iterations", "2", "--bytes", "4,52,4096,40012")
+                self.assert_as_formula(rows)
+                self.assertEqual({row["bytes"] for row in rows}, {4, 52, 4096, 40012})
+                self.assertEqual({row["ideal_seconds"] for row in rows}, {None})
+
+    def test_bytes_and_rounds_are_the_formulas_on_sim(self) -> None:
+        for family in FAMILIES:
+            for ranks in ("2", "5", "8", "33"):
+                rows = self.bench(family, "--transport", "sim", "--ranks", ranks, "--bytes", "4,1028,65536")
+                self.assert_as_formula(rows)
+                self.assertTrue(all(row["simulated"] for row in rows))
+
+    def test_sim_repeats_itself_and_stays_above_the_ideal(self) -> None:
+        case = ("allreduce", "--transport", "sim", "--ranks", "8", "--link", "1gbit,50us", "--bytes", "1MiB..4MiB")
+        first = self.bench(*case)
+        self.assertEqual(first, self.bench(*case))
+        for row in first:
+            self.assertLessEqual(row["efficiency"], 1.0)
+        self.assertGreater(max(row["efficiency"] for row in first), 0.9)
+
+    def test_byte_scale_changes_the_memory_and_not_the_bytes(self) -> None:
+        case = ("allgather", "--transport", "sim", "--ranks", "16", "--link", "1gbit,50us", "--bytes", "64KiB")
+        plain, scaled = self.bench(*case), self.bench(*case, "--byte-scale", "64")
+        for a, b in zip(plain, scaled, strict=True):
+            self.assertEqual((a["algorithm"], a["wire_bytes_per_rank"]), (b["algorithm"], b["wire_bytes_per_rank"]))
+            self.assertAlmostEqual(a["seconds_median"], b["seconds_median"], delta=0.02 * a["seconds_median"])
+
+    def test_every_element_type(self) -> None:
+        for dtype in ("float32", "float64", "bfloat16", "float16", "int32", "int64"):
+            self.assert_as_formula(self.bench("allreduce", "--dtype", dtype, "--bytes", "1000", "--iterations", "2"))
+        self.assert_as_formula(self.bench("broadcast", "--dtype", "bytes", "--bytes", "1001", "--iterations", "2"))
+
+    def test_more_ranks_than_cores(self) -> None:
+        for family in FAMILIES:
+            self.assert_as_formula(self.bench(family, "--ranks", "8", "--bytes", "2KiB", "--iterations", "5"))
+
+    def test_a_link_bounds_the_time(self) -> None:
+        rows = self.bench("allreduce", "--link", "1gbit,50us", "--bytes", "1MiB", "--iterations", "5")
+        self.assert_as_formula(rows)
+        for row in rows:  # ideal: 2 n (P-1)/P bytes at 125 MB/s
+            self.assertAlmostEqual(row["ideal_seconds"], 2 * 2**20 * 3 / 4 / 125e6)
+            self.assertLess(row["efficiency"], 1.05)
+
+    def test_nodes_share_a_port(self) -> None:
+        link = ("--ranks", "4", "--nodes", "2", "--link", "100mbit,50us", "--scale-up", "1gbit")
+        rows = self.bench("alltoall", *link, "--bytes", "16KiB", "--iterations", "3")
+        self.assert_as_formula(rows)
+        self.assertIn("hierarchical", {row["algorithm"] for row in rows})
+        self.assertAlmostEqual(rows[0]["ideal_seconds"], 2 * 2 * 16384 / 12.5e6)
+
+    def test_a_wrong_result_is_seen(self) -> None:
+        for where in (["--transport", "threads"], ["--transport", "sim"]):
+            for family in FAMILIES:
+                done = weft("bench", family, *where, "--bytes", "4KiB", "--iterations", "1", "--json", "--spoil-result")
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertFalse(any(row["correct"] for row in self.rows(done.stdout)))
+
+    def test_auto_is_marked_and_can_be_asked_for(self) -> None:
+        rows = self.bench("allreduce", "--bytes", "1KiB", "--transport", "sim")
+        auto = [row["algorithm"] for row in rows if row["auto"]]
+        self.assertEqual(len(auto), 1)
+        asked = self.bench("allreduce", "--bytes", "1KiB", "--transport", "sim", "--algorithm", "auto")
+        self.assertEqual([row["algorithm"] for row in asked], auto)
+
+    def test_priority(self) -> None:
+        row = self.bench("priority", "--iterations", "3", "--bytes", "256KiB")[0]
+        for name in ("idle_seconds", "priority_seconds", "fifo_seconds"):
+            self.assertGreater(row[name], 0)
+        self.assertTrue(row["correct"])
+
+    def test_priority_overtakes_in_virtual_time(self) -> None:
+        row = self.bench("priority", "--iterations", "5", "--transport", "sim")[0]
+        self.assertLess(row["priority_ratio"], 1.3)
+        self.assertGreater(row["fifo_ratio"], 1.3)
+
+    def test_overhead(self) -> None:
+        row = self.bench("overhead", "--iterations", "20")[0]
+        self.assertTrue(row["correct"])
+        self.assertAlmostEqual(row["added_seconds"], row["engine_seconds"] - row["bare_seconds"])
+
+    def test_the_table_has_a_row_for_each_algorithm(self) -> None:
+        done = weft("bench", "allreduce", "--bytes", "4KiB", "--iterations", "2")
+        self.assertEqual(done.stderr, "")
+        for name in ("ring", "recursive_doubling", "rabenseifner", "direct", "median", "docs/measuring.md"):
+            self.assertIn(name, done.stdout)
+
+    def test_trace(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for transport in ("threads", "sim"):
+                path = str(Path(folder) / "trace.json")
+                self.bench("allreduce", "--transport", transport, "--bytes", "64KiB", "--iterations", "1", "--trace", path)
+                trace = json.loads(Path(path).read_text())
+                self.assertTrue(trace["traceEvents"] if isinstance(trace, dict) else trace)
+
+
+class UsageTest(CliTest):
+    def refused(self, *arguments: str, says: str) -> None:
+        done = weft(*arguments)
+        self.assertEqual(done.returncode, 2, f"{arguments}: {done.stderr}")
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertRegex(done.stderr, says)
+
+    def test_refuses_in_one_sentence(self) -> None:
+        self.refused(says="subcommand")
+        self.refused("bench", says="family")
+        self.refused("bench", "allreduced", says="allreduce, reducescatter, .*priority, overhead")
+        self.refused("bench", "allreduce", "--algorithm", "fast", says="ring, recursive_doubling, rabenseifner, direct")
+        for link in ("nan", "-1gbit", "0gbit", "infgbit", "1gb", "1gbit,-5us", "1gbit,nan"):
+            self.refused("bench", "allreduce", f"--link={link}", says="link")
+        for ranks in ("0", "-1", "nan", "1000000"):
+            self.refused("bench", "allreduce", f"--ranks={ranks}", says="ranks")
+        self.refused("bench", "allreduce", "--ranks", "4", "--nodes", "5", says="only 4 ranks")
+        self.refused("bench", "allreduce", "--bytes", "7", says="no whole number of float32")
+        self.refused("bench", "allreduce", "--bytes", "8..4", says="FROM..TO")
+        self.refused("bench", "allreduce", "--bytes", "nan", says="nan")
+        self.refused("bench", "allreduce", "--dtype", "float", says="float32")
+        self.refused("bench", "allreduce", "--dtype", "bytes", says="no sum")
+        self.refused("bench", "allreduce", "--transport", "pigeon", says="threads, tcp, mpi, sim")
+        self.refused("bench", "allreduce", "--iterations=-1", says="iterations")
+        for scale in ("nan", "inf", "0", "-1"):
+            self.refused("bench", "allreduce", "--transport", "sim", f"--byte-scale={scale}", says="byte-scale")
+        self.refused("bench", "allreduce", "--byte-scale", "2", says="sim")
+        self.refused("bench", "allreduce", "--against", "gloo", says="mpi")
+        self.refused("bench", "allreduce", "--link", "1gbit", "--against", "mpi", says="against")
+        self.refused("info", "more", says="more")
+        self.refused("info", "--", "more", says="nothing behind --")
+        self.refused("launch", "-n", "2", says="command is missing")
+        self.refused("launch", "-n", "0", "--", "true", says="0")
+
+    def test_a_link_is_for_emulated_networks(self) -> None:
+        for transport in ("tcp", "mpi"):
+            says = "netlab" if built(transport) else "built without"
+            self.refused("bench", "allreduce", "--transport", transport, "--link", "1gbit", says=says)
+
+
+class LaunchTest(CliTest):
+    def test_prefixes_lines_and_sets_the_place(self) -> None:
+        script = "echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$MASTER_ADDR; echo problem >&2; printf unfinished"
+        done = weft("launch", "-n", "3", "--", "sh", "-c", script)
+        self.assertEqual(done.returncode, 0)
+        expected = sorted(f"[{r}] {r}/3/{r}/127.0.0.1" for r in range(3)) + [f"[{r}] unfinished" for r in range(3)]
+        self.assertEqual(sorted(done.stdout.splitlines()), sorted(expected))
+        self.assertEqual(sorted(done.stderr.splitlines()), [f"[{r}] problem" for r in range(3)])
+
+    def test_a_failing_rank_ends_the_others_at_once(self) -> None:
+        start = time.monotonic()
+        done = weft("launch", "-n", "3", "--", "sh", "-c", "[ $RANK = 1 ] && exit 7; sleep 30")
+        self.assertLess(time.monotonic() - start, 3)
+        self.assertEqual(done.returncode, 7)
+        self.assertIn("rank 1 failed first: it ended with status 7", done.stderr)
+
+    def test_a_signal_is_named(self) -> None:
+        done = weft("launch", "-n", "2", "--", "sh", "-c", "[ $RANK = 0 ] && kill -SEGV $$; sleep 30")
+        self.assertEqual(done.returncode, 128 + signal.SIGSEGV)
+        self.assertIn("rank 0 failed first: it was ended by SIGSEGV", done.stderr)
+
+    def test_a_rank_that_does_not_listen_is_killed(self) -> None:
+        start = time.monotonic()
+        done = weft("launch", "-n", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exit 3; trap '' TERM; sleep 30; sleep 30")
+        self.assertLess(time.monotonic() - start, 8)
+        self.assertEqual(done.returncode, 3)
+
+    def test_an_unknown_command(self) -> None:
+        done = weft("launch", "-n", "2", "--", "/no/such/program")
+        self.assertEqual(done.returncode, 127)
+        self.assertIn("/no/such/program", done.stderr)
+
+    def test_ctrl_c_and_kill_leave_no_orphans(self) -> None:
+        for how, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+            mark = f"sleep 4{os.getpid()}.{int(how)}"
+            job = subprocess.Popen([WEFT, "launch", "-n", "2", "--", "sh", "-c", f"exec {mark}"], env=environment(),
+                                   stderr=subprocess.DEVNULL)
+            self.wait_until(lambda: self.processes(mark) == 2)
+            job.send_signal(how)
+            self.assertEqual(job.wait(timeout=5), status)
+            self.wait_until(lambda: self.processes(mark) == 0)
+
+    def processes(self, mark: str) -> int:
+        found = 0
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                found += entry.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip() == mark
+            except OSError:
+                continue
+        return found
+
+    def wait_until(self, holds: Any) -> None:
+        end = time.monotonic() + 5
+        while not holds():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+
+    def test_each_job_has_a_token_that_is_never_printed(self) -> None:
+        done = weft("launch", "-n", "2", "--verbose", "--", "sh", "-c", "echo $WEFT_TOKEN")
+        tokens = {line.split("] ")[1] for line in done.stdout.splitlines()}
+        self.assertEqual(len(tokens), 1)
+        token = tokens.pop()
+        self.assertRegex(token, re.compile("^[0-9a-f]{64}$"))
+        self.assertNotIn(token, done.stderr)
+        self.assertIn("rank 1 is process", done.stderr)
+        again = weft("launch", "-n", "1", "--", "sh", "-c", "echo $WEFT_TOKEN", WEFT_TOKEN="x" * 40)
+        self.assertNotIn(token, again.stdout)
+        self.assertNotIn("x" * 40, again.stdout)
+
+
+class ProcessesTest(CliTest):
+    def test_bench_starts_its_ranks_over_tcp(self) -> None:
+        if not built("tcp"):
+            self.skipTest("built without tcp")
+        for family in FAMILIES:
+            rows = self.bench(family, "--transport", "tcp", "--ranks", "3", "--bytes", "4,40000", "--iterations", "3")
+            self.assert_as_formula(rows)
+            self.assertEqual({row["transport"] for row in rows}, {"tcp"})
+
+    def test_bench_under_launch(self) -> None:
+        if not built("tcp"):
+            self.skipTest("built without tcp")
+        done = weft("launch", "-n", "2", "--", WEFT, "bench", "allreduce", "--bytes", "4KiB", "--iterations", "3", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_as_formula(self.rows(done.stdout.replace("[0] ", "")))
+        done = weft("launch", "-n", "2", "--", WEFT, "bench", "allreduce", "--ranks", "3")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("leave --ranks out", done.stderr)
+
+    def test_priority_over_tcp_has_both_engines(self) -> None:
+        if not built("tcp"):
+            self.skipTest("built without tcp")
+        row = self.bench("priority", "--transport", "tcp", "--ranks", "2", "--iterations", "2", "--bytes", "64KiB")[0]
+        self.assertGreater(row["fifo_seconds"], 0)
+
+    def test_bench_under_mpirun(self) -> None:
+        if not built("mpi") or shutil.which("mpirun") is None:
+            self.skipTest("built without mpi")
+        asan = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"  # of Open MPI
+        case = ("bench", "allreduce", "--bytes", "4,40000", "--iterations", "3", "--json")
+        done = run(*MPIRUN, "-n", "2", WEFT, *case, ASAN_OPTIONS=asan)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_as_formula(self.rows(done.stdout))
+        rows = self.bench("alltoall", "--transport", "mpi", "--ranks", "2", "--bytes", "4KiB", "--iterations", "3",
+                          ASAN_OPTIONS=asan)
+        self.assert_as_formula(rows)
+
+    def test_against_mpi(self) -> None:
+        if not (Path(WEFT).parent / "bench" / "mpi_peer").exists():
+            self.skipTest("bench/mpi_peer is not built")
+        rows = self.bench("allgather", "--ranks", "2", "--bytes", "4KiB", "--iterations", "3", "--against", "mpi")
+        self.assertEqual(rows[0]["transport"], "Open MPI")
+        for row in rows[1:]:
+            self.assertAlmostEqual(row["speed_over_mpi"], rows[0]["seconds_median"] / row["seconds_median"])
+
+
+if __name__ == "__main__":
+    if not WEFT:
+        sys.exit(__doc__)
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

@@ -1,0 +1,398 @@
+// The mpi transport as 2..4 processes.
+//
+// `mpi_test --funneled` initialises MPI itself, with too low a thread level, and checks only that weft
+// refuses it.
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "mpi/mpi_fixture.h"
+
+namespace weft {
+namespace {
+
+std::uint64_t seed_of(int from, int to, std::uint32_t hop) {
+  return static_cast<std::uint64_t>(from) * 64 + static_cast<std::uint64_t>(to) + hop * 4096ull;
+}
+
+// One message of `length` bytes from everybody to everybody, self included.
+Task<void> all_pairs(Comm comm, std::size_t length, std::uint32_t hop) {
+  std::vector<Bytes> out;
+  std::vector<Bytes> in;
+  std::vector<Transfer> transfers;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    out.push_back(pattern(length, seed_of(comm.rank(), peer, hop)));
+    in.emplace_back(length);
+  }
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    transfers.push_back(comm.recv(peer, hop, in[p]));
+    transfers.push_back(comm.send(peer, hop, view(out[p])));
+  }
+  for (Transfer& transfer : transfers) co_await transfer;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    EXPECT_EQ(in[static_cast<std::size_t>(peer)], pattern(length, seed_of(peer, comm.rank(), hop)))
+        << length << " from " << peer;
+  }
+}
+
+Task<void> every_length(Comm comm, std::vector<std::size_t> lengths) {
+  std::uint32_t hop = 0;
+  for (const std::size_t length : lengths) co_await all_pairs(comm, length, hop++);
+}
+
+TEST_F(Mpi, CarriesEveryLength) {
+  const TrafficCounters before = shared()->counters();
+  const std::vector<std::size_t> lengths{0, 1, 63, 64, 3967, 3968, 3969, 65536, (3u << 20) + 7};
+  run(*shared(), [&](Comm comm) { return every_length(comm, lengths); }, 1);
+  const TrafficCounters after = shared()->counters();
+  const auto messages = lengths.size() * static_cast<std::size_t>(size());
+  const std::size_t bytes =
+      std::accumulate(lengths.begin(), lengths.end(), std::size_t{0}) * static_cast<std::size_t>(size());
+  EXPECT_EQ(after.messages_sent - before.messages_sent, messages);
+  EXPECT_EQ(after.messages_received - before.messages_received, messages);
+  EXPECT_EQ(after.payload_bytes_sent - before.payload_bytes_sent, bytes);
+  EXPECT_EQ(after.payload_bytes_received - before.payload_bytes_received, bytes);
+  EXPECT_EQ(after.wire_bytes_sent - before.wire_bytes_sent, bytes + 64 * messages);
+}
+
+TEST_F(Mpi, CutsLongMessages) {
+  const auto tiny = open_tiny();
+  const std::vector<std::size_t> lengths{0, 1, 99, 100, 101, 999, 1000, 1001, 2000, 123457, 1u << 20};
+  run(*tiny, [&](Comm comm) { return every_length(comm, lengths); }, 1);
+}
+
+// Sends and receives of many identities, each rank in an order of its own.
+Task<void> shuffled(Comm comm, std::uint32_t hops) {
+  struct Item {
+    int peer;
+    std::uint32_t hop;
+    bool receive;
+    Bytes bytes;
+  };
+  const auto length = [](std::uint32_t hop) { return std::size_t{hop % 7 == 0 ? 9000u : hop * 3u}; };
+  std::vector<Item> items;
+  for (std::uint32_t hop = 0; hop < hops; ++hop) {
+    for (int peer = 0; peer < comm.size(); ++peer) {
+      items.push_back({peer, hop, true, Bytes(length(hop))});
+      items.push_back({peer, hop, false, pattern(length(hop), seed_of(comm.rank(), peer, hop))});
+    }
+  }
+  std::mt19937 random(static_cast<unsigned>(comm.rank()) + 5);
+  std::shuffle(items.begin(), items.end(), random);
+  std::vector<Transfer> transfers;
+  for (Item& item : items) {
+    transfers.push_back(item.receive ? comm.recv(item.peer, item.hop, item.bytes)
+                                     : comm.send(item.peer, item.hop, view(item.bytes)));
+  }
+  for (Transfer& transfer : transfers) co_await transfer;
+  for (const Item& item : items) {
+    if (!item.receive) continue;
+    EXPECT_EQ(item.bytes, pattern(length(item.hop), seed_of(item.peer, comm.rank(), item.hop)));
+  }
+}
+
+TEST_F(Mpi, ManyIdentitiesInAnyOrder) {
+  run(*shared(), [](Comm comm) { return shuffled(comm, 200); }, 2);
+  const auto tiny = open_tiny();
+  run(*tiny, [](Comm comm) { return shuffled(comm, 100); }, kUnnamed | 70000);
+}
+
+// Forty messages of one identity, of mixed sizes; some receives are posted before anything is sent, some
+// after.
+Task<void> in_order(Comm comm) {
+  constexpr std::size_t kMessages = 40;
+  const auto length = [](std::size_t i) { return i % 3 == 0 ? 20000 + i : i % 3 == 1 ? i : 0; };
+  std::vector<Bytes> out;
+  std::vector<Bytes> in;
+  std::vector<Transfer> transfers;
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    out.push_back(pattern(length(i), 100 * i + static_cast<std::uint64_t>(comm.rank())));
+    in.emplace_back(length(i));
+  }
+  const auto receive = [&](std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) transfers.push_back(comm.recv(comm.before(1), 9, in[i]));
+  };
+  receive(0, kMessages / 2);
+  for (const Bytes& bytes : out) transfers.push_back(comm.send(comm.after(1), 9, view(bytes)));
+  co_await comm.sleep_until(comm.now() + 20ms);
+  receive(kMessages / 2, kMessages);
+  for (Transfer& transfer : transfers) co_await transfer;
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    EXPECT_EQ(in[i], pattern(length(i), 100 * i + static_cast<std::uint64_t>(comm.before(1)))) << i;
+  }
+}
+
+TEST_F(Mpi, KeepsTheOrderOfOneIdentity) {
+  run(*shared(), in_order, 3);
+  const auto tiny = open_tiny();
+  run(*tiny, in_order, 3);
+}
+
+Task<void> all_sinks(Comm comm, std::size_t count) {
+  const auto me = static_cast<float>(comm.rank());
+  const auto other = static_cast<float>(comm.before(1));
+  std::vector<float> mine(count, me + 1);
+  std::vector<float> sum(count, 100);
+  const Dense sent(std::span<float>{mine});
+  const Dense summed(std::span<float>{sum});
+  std::size_t consumed = 0;
+  float seen = -1;
+  const auto consume = [&](std::span<const std::byte> bytes) {
+    consumed = bytes.size();
+    std::memcpy(&seen, bytes.data(), sizeof seen);
+  };
+  Transfer folded = comm.recv_fold(comm.before(1), 0, summed, Reduction::sum);
+  Transfer consuming = comm.recv_with(comm.before(1), 1, 4 * count + 100, consume);
+  Transfer keeping = comm.recv_any(comm.before(1), 2, 4 * count);
+  Transfer s0 = comm.send(comm.after(1), 0, sent);
+  Transfer s1 = comm.send(comm.after(1), 1, sent.bytes());
+  Transfer s2 = comm.send(comm.after(1), 2, sent.bytes());
+  co_await folded;
+  co_await consuming;
+  co_await keeping;
+  const Buffer kept = keeping.take();
+  co_await s0;
+  co_await s1;
+  co_await s2;
+  EXPECT_EQ(sum, std::vector<float>(count, 100 + other + 1));
+  EXPECT_EQ(consumed, 4 * count);
+  EXPECT_EQ(seen, other + 1);
+  EXPECT_EQ(kept.size(), 4 * count);
+  EXPECT_EQ(kept.as<float>()[count - 1], other + 1);
+}
+
+TEST_F(Mpi, FillsEveryKindOfSink) {
+  run(*shared(), [](Comm comm) { return all_sinks(comm, 16); }, 4);
+  run(*shared(), [](Comm comm) { return all_sinks(comm, 100000); }, 4, 1);
+}
+
+// Pairs {r, r+1}: every rank but the first and last is in two groups, and both carry the same slot and hops
+// at once.
+Task<void> overlapping(Comm comm) {
+  std::vector<Comm> groups;
+  for (int r = 0; r + 1 < comm.size(); ++r) {  // the same order on all ranks
+    if (comm.rank() == r || comm.rank() == r + 1) groups.push_back(comm.subgroup({r + 1, r}));
+  }
+  std::vector<Task<void>> tasks;
+  for (const Comm& group : groups) {
+    EXPECT_EQ(group.size(), 2);
+    tasks.push_back(all_pairs(group, 5000, 1));
+    tasks.push_back(all_pairs(group, 5, 2));
+  }
+  tasks.push_back(all_pairs(comm, 77, 1));
+  co_await when_all(tasks);
+}
+
+TEST_F(Mpi, GroupsMayOverlap) { run(*shared(), overlapping, 5); }
+
+// Ranks 0 and 1 disagree; what the receiver gets.
+Task<void> disagree(Comm comm, std::size_t sent, std::size_t expected) {
+  static Bytes out(1u << 20);  // mpi keeps a refused payload until the process ends
+  if (comm.rank() == 0) {
+    Transfer transfer = comm.send(1, 3, std::span(out).first(sent));
+    if (sent < 100) co_await transfer;
+  }
+  if (comm.rank() == 1) {
+    Bytes in(expected);
+    Transfer transfer = comm.recv(0, 3, in);
+    co_await transfer;
+  }
+}
+
+TEST_F(Mpi, LengthsThatDifferAreAnErrorOfTheReceiver) {
+  for (const auto& [sent, expected] :
+       {std::pair<std::size_t, std::size_t>{10, 11}, {11, 10}, {90000, 10}, {10, 90000}}) {
+    const auto other = open_tiny();
+    if (rank() == 1) {
+      try {
+        run(*other, [&](Comm comm) { return disagree(comm, sent, expected); }, 6);
+        FAIL() << "no error for " << sent << " bytes into " << expected;
+      } catch (const TransportError& e) {
+        EXPECT_EQ(e.kind(), TransportError::Kind::mismatch) << e.what();
+        EXPECT_EQ(e.peer(), 0);
+      }
+    } else {
+      run(*other, [&](Comm comm) { return disagree(comm, sent, expected); }, 6);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+Task<void> say(Comm comm, std::size_t length) {
+  if (comm.rank() == 0) {
+    const Bytes out = pattern(length, 1);
+    Transfer transfer = comm.send(1, 0, view(out));
+    co_await transfer;
+  } else if (comm.rank() == 1) {
+    Bytes in(length);
+    Transfer transfer = comm.recv(0, 0, in);
+    co_await transfer;
+    EXPECT_EQ(in, pattern(length, 1));
+  }
+}
+
+// Steps 0 and 4 share a tag: rank 1 waits for one, rank 0 sends the other.
+TEST_F(Mpi, AStepThatWrappedIsAnErrorAndNotWrongData) {
+  const auto other = open_tiny();
+  if (rank() == 1) {
+    try {
+      run(*other, [](Comm comm) { return say(comm, 50); }, 7, 4);
+      FAIL() << "the message of another step was taken";
+    } catch (const TransportError& e) {
+      EXPECT_EQ(e.kind(), TransportError::Kind::corrupt) << e.what();
+      EXPECT_NE(std::string(e.what()).find("step 0"), std::string::npos) << e.what();
+    }
+  } else {
+    run(*other, [](Comm comm) { return say(comm, 50); }, 7, 0);
+  }
+}
+
+TEST_F(Mpi, RefusesWhatFitsNoTag) {
+  if (rank() > 1) return;
+  EXPECT_THROW(run(*shared(), [](Comm comm) { return say(comm, 5); }, 1u << 20), UsageError);
+}
+
+Task<void> wait_for_nothing(Comm comm) {
+  Bytes in(10);
+  Transfer transfer = comm.recv(comm.before(1), 0, in);
+  co_await transfer;
+}
+
+TEST_F(Mpi, AGoodbyeWithAReasonReachesEveryPeer) {
+  const auto other = open_tiny();
+  if (rank() == 0) {
+    other->close("the disk is full");
+    EXPECT_NE(other->failure(), nullptr);
+    EXPECT_THROW(run(*other, wait_for_nothing, 8), TransportError);
+  } else {
+    try {
+      run(*other, wait_for_nothing, 8);
+      FAIL() << "nothing was noticed";
+    } catch (const TransportError& e) {
+      EXPECT_EQ(e.kind(), TransportError::Kind::peer_lost);
+      EXPECT_EQ(e.peer(), 0);
+      EXPECT_NE(std::string(e.what()).find("the disk is full"), std::string::npos) << e.what();
+    }
+  }
+}
+
+// A receive that was given up leaves its message to the next one, whether it had arrived or not.
+Task<void> give_up_then_receive(Comm comm) {
+  Bytes in(10);
+  if (comm.rank() == 1) {
+    for (std::uint32_t hop = 0; hop < 20; ++hop) {
+      const Transfer dropped = comm.recv(0, hop, in);
+      EXPECT_FALSE(dropped.done());
+    }
+    Bytes go(1);
+    Transfer told = comm.send(0, 100, view(go));
+    co_await told;
+    for (std::uint32_t hop = 0; hop < 20; ++hop) {
+      Transfer transfer = comm.recv(0, hop, in);
+      co_await transfer;
+      EXPECT_EQ(in, pattern(10, hop));
+    }
+  } else if (comm.rank() == 0) {
+    Bytes go(1);
+    Transfer told = comm.recv(1, 100, go);
+    co_await told;
+    for (std::uint32_t hop = 0; hop < 20; ++hop) {
+      const Bytes out = pattern(10, hop);
+      Transfer transfer = comm.send(1, hop, view(out));
+      co_await transfer;
+    }
+  }
+}
+
+TEST_F(Mpi, AReceiveCanBeGivenUp) { run(*shared(), give_up_then_receive, 9); }
+
+// A receive of many pieces that is given up at some moment: before, while or after its payload arrives.
+// Whatever had begun is taken to its end, so that the lanes stay in step; what had not stays for the next
+// receive.
+Task<void> give_up_at_random(Comm comm) {
+  constexpr std::uint32_t kMessages = 60;
+  constexpr std::size_t kLength = 300000;
+  static const Bytes out = pattern(kLength, 77);  // mpi may keep it until the process ends
+  std::vector<Transfer> transfers;
+  if (comm.rank() == 0) {
+    for (std::uint32_t hop = 0; hop < kMessages; ++hop) transfers.push_back(comm.send(1, hop, view(out)));
+    Bytes go(1);
+    Transfer over = comm.recv(1, kMessages, std::span(go));
+    co_await over;
+  } else if (comm.rank() == 1) {
+    std::mt19937 random(3);
+    for (std::uint32_t hop = 0; hop < kMessages; ++hop) {
+      Bytes in(kLength);
+      const Time end = comm.now() + Time(random() % 3'000'000);
+      const Transfer transfer = comm.recv(0, hop, std::span(in));
+      while (comm.now() < end) co_await comm.sleep_until(std::min(end, comm.now() + 20us));
+      EXPECT_TRUE(!transfer.done() || in == out);
+    }
+    const Bytes go(1);
+    Transfer over = comm.send(0, kMessages, view(go));
+    co_await over;
+  }
+}
+
+TEST_F(Mpi, AReceiveCanBeGivenUpWhileItArrives) {
+  const auto tiny = open_tiny();
+  run(*tiny, give_up_at_random, 13);
+  EXPECT_EQ(tiny->failure(), nullptr);
+}
+
+TEST_F(Mpi, ALateOperationEndsInATimeoutAndTheNextOneWorks) {
+  EXPECT_THROW(run(*shared(), wait_for_nothing, 10, 0, 50ms), TimeoutError);
+  EXPECT_EQ(shared()->failure(), nullptr);
+  MPI_Barrier(MPI_COMM_WORLD);
+  run(*shared(), [](Comm comm) { return all_pairs(comm, 10, 0); }, 10);
+}
+
+TEST_F(Mpi, OptionsThatDifferAreRefusedOnEveryRank) {
+  MpiOptions options{.job = 3};
+  options.bounce_bytes = rank() == 1 ? 200 : 100;
+  try {
+    const auto transport = open_mpi(options);
+    FAIL() << "accepted";
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("bounce_bytes is 100 on rank 0 and 200 on rank 1"),
+              std::string::npos)
+        << e.what();
+  }
+  EXPECT_THROW(open_mpi({.piece_limit = 0}), UsageError);
+  EXPECT_THROW(open_mpi({.piece_limit = std::size_t{1} << 31}), UsageError);
+}
+
+int refuses_funneled(int argc, char** argv) {
+  int level = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  int result = 1;
+  try {
+    const auto transport = open_mpi({});
+    std::printf("accepted\n");
+  } catch (const UsageError& e) {
+    result = std::string(e.what()).find("MPI_THREAD_FUNNELED") == std::string::npos ? 2 : 0;
+    std::printf("%s\n", e.what());
+  }
+  MPI_Finalize();
+  return result;
+}
+
+}  // namespace
+}  // namespace weft
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--funneled") == 0) return weft::refuses_funneled(argc, argv);
+  testing::InitGoogleTest(&argc, argv);
+  weft::shared() = weft::open_mpi({});
+  if (weft::shared()->size() < 2) {
+    std::printf("the mpi suite needs at least two ranks\n");
+    return 77;
+  }
+  const int result = RUN_ALL_TESTS();
+  if (result != 0) MPI_Abort(MPI_COMM_WORLD, result);  // the others may wait for this rank
+  weft::shared().reset();
+  return result;
+}

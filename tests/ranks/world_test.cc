@@ -1,0 +1,135 @@
+// World: what a program starts with.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "weft/error.h"
+#include "weft/weft.h"
+
+namespace weft {
+namespace {
+
+TEST(World, FourRanksSum) {
+  std::atomic<int> right{0};
+  run_ranks(4, [&](World& world) {
+    std::vector<float> gradient(100'000, static_cast<float>(world.rank()));
+    world.all_reduce(std::span(gradient));
+    bool all = true;
+    for (const float g : gradient) all &= g == 6.0F;
+    right += all ? 1 : 0;
+    world.barrier();
+  });
+  EXPECT_EQ(right.load(), 4);
+}
+
+TEST(World, AllRanksGoByTheSameFigures) {
+  std::vector<std::size_t> micro_ops(5);
+  std::vector<double> hops(5);
+  run_ranks(5, [&](World& world) {
+    world.barrier();
+    const auto r = static_cast<std::size_t>(world.rank());
+    micro_ops[r] = world.engine().endpoint().micro_op_bytes();
+    hops[r] = world.engine().endpoint().cost().hop_seconds;
+  });
+  for (std::size_t r = 1; r < 5; ++r) {
+    EXPECT_EQ(micro_ops[r], micro_ops[0]);
+    EXPECT_EQ(hops[r], hops[0]);
+  }
+  EXPECT_GT(micro_ops[0], 0u);
+}
+
+TEST(World, AFailingRankStopsTheOthersAndItsErrorIsTheOneSeen) {
+  std::atomic<int> stopped{0};
+  try {
+    run_ranks(3, [&](World& world) {
+      if (world.rank() == 1) throw std::runtime_error("the data loader of rank 1 broke");
+      std::vector<float> gradient(10);
+      try {
+        world.all_reduce(std::span(gradient));
+      } catch (const TransportError& e) {
+        if (std::string(e.what()).find("the data loader of rank 1 broke") != std::string::npos) ++stopped;
+        throw;
+      }
+    });
+    FAIL() << "must throw";
+  } catch (const std::exception& e) {
+    EXPECT_STREQ(e.what(), "the data loader of rank 1 broke");
+  }
+  EXPECT_EQ(stopped.load(), 2) << "both others are told why";
+}
+
+TEST(World, SubgroupsHaveTheirOwnRanksAndNumbers) {
+  std::atomic<int> right{0};
+  run_ranks(5, [&](World& world) {
+    const std::vector<int> even = {0, 2, 4};
+    const std::vector<int> odd = {3, 1};
+    const bool is_even = world.rank() % 2 == 0;
+    const Comm group = world.subgroup(is_even ? even : odd);
+    std::vector<std::int64_t> value(1, world.rank());
+    world.engine().submit(group, {.name = "group sum"}, [&](Comm comm) { return all_reduce(comm, Dense(std::span(value))); }).wait();
+    if (value[0] == (is_even ? 6 : 4)) ++right;
+    if (world.rank() == 3) right += group.rank() == 0 ? 1 : 0;  // the order of the list counts
+    world.barrier();
+  });
+  EXPECT_EQ(right.load(), 6);
+}
+
+TEST(World, AGroupThatLeavesItsCallerOutIsRefused) {
+  run_ranks(2, [](World& world) {
+    EXPECT_THROW(world.subgroup({1 - world.rank()}), UsageError);
+    EXPECT_THROW(world.subgroup({0, 7}), UsageError);
+    world.barrier();  // the job goes on
+  });
+}
+
+TEST(World, BadRankCounts) {
+  EXPECT_THROW(run_ranks(0, [](World&) {}), UsageError);
+  EXPECT_THROW(run_ranks(-3, [](World&) {}), UsageError);
+}
+
+TEST(World, TrafficCountsPayloadAndFrames) {
+  run_ranks(2, [](World& world) {
+    world.barrier();
+    const TrafficCounters before = world.traffic();
+    std::vector<float> gradient(1000);
+    world.all_reduce(std::span(gradient), {.algorithm = "ring"});
+    const TrafficCounters after = world.traffic();
+    EXPECT_EQ(after.payload_bytes_sent - before.payload_bytes_sent, 4000u);  // 2 n (P-1)/P
+    const std::uint64_t messages = after.messages_sent - before.messages_sent;
+    EXPECT_EQ(after.wire_bytes_sent - before.wire_bytes_sent, 4000u + 64 * messages);
+    world.barrier();
+  });
+}
+
+TEST(World, AloneWithoutALauncher) {
+  Config config;
+  config.transport = "threads";
+  const std::unique_ptr<World> world = join_world(config);
+  EXPECT_EQ(world->size(), 1);
+  std::vector<double> x(3, 1.5);
+  world->all_reduce(std::span(x));
+  EXPECT_EQ(x[2], 1.5);
+}
+
+TEST(World, ATracedRunOnAShapedLink) {
+  RunOptions options;
+  options.link = EmulatedLink{.bytes_per_second = 125e6, .latency_seconds = 50e-6};
+  std::vector<Trace> traces;
+  options.traces = &traces;
+  run_ranks(3, options, [](World& world) {
+    std::vector<float> gradient(300'000);
+    world.all_reduce(std::span(gradient), {.algorithm = "ring"});
+  });
+  ASSERT_EQ(traces.size(), 3u);
+  std::uint64_t bytes = 0;
+  for (const TraceEvent& e : traces[1].events()) {
+    if (e.kind == TraceEvent::Kind::micro_op && e.name == "all_reduce") bytes += e.bytes;
+  }
+  EXPECT_EQ(bytes, 2u * 300'000 * 4 * 2 / 3);
+}
+
+}  // namespace
+}  // namespace weft
