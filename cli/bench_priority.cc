@@ -15,18 +15,21 @@ namespace {
 
 constexpr int kWarmUp = 2;
 constexpr int kIterations = 50;
+// First come, first served: in the class of the gradients, so that no transport tells them apart either.
+constexpr TrafficClass kNoPriority = TrafficClass::gradient;
 
 // Between two all-to-alls; not always the same, so that they meet the gradients at different points.
 Time gap(int iteration) { return 20ms + 1ms * ((iteration + kWarmUp) * 7 % 10); }
 
 // Seconds of each all-to-all, its slowest rank.
-std::vector<double> all_to_alls(const BenchRank& rank, const Case& c, int iterations, bool& correct) {
+std::vector<double> all_to_alls(const BenchRank& rank, const Case& c, int iterations, TrafficClass traffic,
+                                bool& correct) {
   SteadyClock clock;
   Workload work(c, rank.world.rank());
   std::vector<double> times;
   SubmitOptions options;
   options.name = "tokens";
-  options.traffic = TrafficClass::blocking;
+  options.traffic = traffic;
   for (int i = -kWarmUp; i < iterations; ++i) {
     work.refill();
     rank.world.barrier();
@@ -48,11 +51,11 @@ struct Findings {
   bool correct = true;
 };
 
-void with_gradients(const BenchRank& rank, const Case& c, int iterations, Findings& findings,
-                    std::vector<double>& times) {
+void with_gradients(const BenchRank& rank, const Case& c, int iterations, TrafficClass traffic,
+                    Findings& findings, std::vector<double>& times) {
   Gradients gradients(rank.world.engine());
   bool correct = true;
-  std::vector<double> measured = all_to_alls(rank, c, iterations, correct);
+  std::vector<double> measured = all_to_alls(rank, c, iterations, traffic, correct);
   gradients.stop(rank.world);
   if (rank.report == nullptr) return;
   times = std::move(measured);
@@ -76,7 +79,7 @@ std::vector<double> simulated(const BenchOptions& options, const Case& c, bool l
   SubmitOptions options_of_sleep, tokens;
   options_of_sleep.name = "gap";
   tokens.name = "tokens";
-  tokens.traffic = TrafficClass::blocking;
+  tokens.traffic = priority ? TrafficClass::blocking : kNoPriority;
   for (int i = -kWarmUp; i < (options.iterations > 0 ? options.iterations : kIterations); ++i) {
     for (Workload& w : work) w.refill();
     ranks.run(options_of_sleep, [&](Comm comm, int) { return sleep(comm, gap(i)); });
@@ -140,18 +143,18 @@ void bench_priority(const BenchOptions& options, bool launched, Report* report) 
   on_ranks(options, {.launched = launched}, report, [&](const BenchRank& rank) {
     if (rank.report != nullptr) rank.report->progress("priority: idle, then with priority ...");
     bool correct = true;
-    std::vector<double> idle = all_to_alls(rank, c, iterations, correct);
+    std::vector<double> idle = all_to_alls(rank, c, iterations, TrafficClass::blocking, correct);
     if (rank.report != nullptr) {
       findings.idle = std::move(idle);
       findings.correct = correct;
     }
-    with_gradients(rank, c, iterations, findings, findings.priority);
+    with_gradients(rank, c, iterations, TrafficClass::blocking, findings, findings.priority);
   });
   // MPI cannot be initialised a second time in a process.
   if (!(launched && options.transport == "mpi")) {
     on_ranks(options, {.launched = launched, .priority = false}, report, [&](const BenchRank& rank) {
       if (rank.report != nullptr) rank.report->progress("priority: first come, first served ...");
-      with_gradients(rank, c, iterations, findings, findings.fifo);
+      with_gradients(rank, c, iterations, kNoPriority, findings, findings.fifo);
     });
   }
   if (report != nullptr) print(options, c, findings, iterations, *report);

@@ -222,8 +222,8 @@ Row launched_ping_pong(const std::string& what, std::vector<std::string> launche
 
 Row tcp_ping_pong(const std::string& program) {
   if (WEFT_HAVE_TCP == 0) {
-    return {"tcp", "not built", false,
-            "ranks as processes need it: apt-get install libasio-dev libssl-dev, and build again"};
+    return {"tcp", "not built", true,
+            "ranks as processes need it: apt-get install libasio-dev libssl-dev, build again"};
   }
   // This binary's own launcher prefixes lines; the benchmark form of it leaves rank 0 alone.
   return launched_ping_pong("ping-pong, tcp", {program, "launch", "--rank0", "-n", "2", "--"}, program,

@@ -1,7 +1,9 @@
-// Memory for messages, transfer records and coroutine frames. Freed pieces are kept in lists by size class and handed out
-// again, so that a running job asks the system for memory only while it warms up (`fresh()` counts those requests).
+// Memory for messages, transfer records and coroutine frames. Freed pieces are kept in lists by size class
+// and handed out again, so that a running job asks the system for memory only while it warms up (`fresh()`
+// counts those requests).
 //
-// Thread-safe: a frame may be made by the submitting thread and freed by the communication thread. One per engine.
+// Thread-safe: a frame may be made by the submitting thread and freed by the communication thread. One per
+// engine.
 #pragma once
 
 #include <array>
@@ -23,7 +25,9 @@ class Arena {
   void* allocate(std::size_t bytes);
   void deallocate(void* piece, std::size_t bytes) noexcept;
 
-  std::uint64_t fresh() const { return fresh_.load(std::memory_order_relaxed); }    // requests that reached the system
+  std::uint64_t fresh() const {
+    return fresh_.load(std::memory_order_relaxed);
+  }  // requests that reached the system
   std::uint64_t in_use() const { return in_use_.load(std::memory_order_relaxed); }  // bytes handed out now
 
  private:
@@ -50,9 +54,13 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Arena& arena, std::size_t bytes)
-      : arena_(&arena), data_(bytes ? static_cast<std::byte*>(arena.allocate(bytes)) : nullptr), size_(bytes) {}
+      : arena_(&arena),
+        data_(bytes ? static_cast<std::byte*>(arena.allocate(bytes)) : nullptr),
+        size_(bytes) {}
   Buffer(Buffer&& other) noexcept
-      : arena_(other.arena_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : arena_(other.arena_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(arena_, other.arena_);
     std::swap(data_, other.data_);

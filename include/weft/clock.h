@@ -1,5 +1,6 @@
-// Time. Every wait, deadline and measurement reads the clock of its transport: the wall clock on real transports, virtual
-// time in `sim`. A Time is nanoseconds since that clock's own epoch, so points of two clocks must not be mixed.
+// Time. Every wait, deadline and measurement reads the clock of its transport: the wall clock on real
+// transports, virtual time in `sim`. A Time is nanoseconds since that clock's own epoch, so points of two
+// clocks must not be mixed.
 #pragma once
 
 #include <chrono>
@@ -23,7 +24,9 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual Time now() const = 0;
-  virtual bool simulated() const { return false; }  // virtual time: what is computed takes none unless it is said to
+  virtual bool simulated() const {
+    return false;
+  }  // virtual time: what is computed takes none unless it is said to
 };
 
 // The monotonic clock of the machine.

@@ -1,7 +1,7 @@
 // Comm: a group of ranks, as an algorithm sees it. A small value; copy it freely.
 //
-// A Comm that was given to an operation (by Engine::submit) sends and receives with that operation's identity; the Comm that a
-// program holds only names the group. Ranks are those of the group, 0 .. size()-1.
+// A Comm that was given to an operation (by Engine::submit) sends and receives with that operation's
+// identity; the Comm that a program holds only names the group. Ranks are those of the group, 0 .. size()-1.
 //
 //   Task<void> exchange(Comm comm, std::span<const std::byte> mine, std::span<std::byte> theirs) {
 //     Transfer received = comm.recv(comm.before(1), 0, theirs);   // posted now
@@ -26,7 +26,8 @@
 
 namespace weft {
 
-// Cost of a hop, measured or given, the same on all ranks (rank 0's values): what algorithm choice and micro-ops go by.
+// Cost of a hop, measured or given, the same on all ranks (rank 0's values): what algorithm choice and
+// micro-ops go by.
 struct LinkCost {
   double hop_seconds = 20e-6;           // latency of a small message, overheads included
   double seconds_per_byte = 1.0 / 2e9;  // of one port
@@ -40,7 +41,9 @@ class Transfer {
   explicit Transfer(TransferRecord* record, Arena* arena, std::size_t bytes)
       : record_(record), arena_(arena), record_bytes_(bytes) {}
   Transfer(Transfer&& other) noexcept
-      : record_(std::exchange(other.record_, nullptr)), arena_(other.arena_), record_bytes_(other.record_bytes_) {}
+      : record_(std::exchange(other.record_, nullptr)),
+        arena_(other.arena_),
+        record_bytes_(other.record_bytes_) {}
   Transfer& operator=(Transfer&& other) noexcept {
     std::swap(record_, other.record_);
     std::swap(arena_, other.arena_);
@@ -73,7 +76,8 @@ struct Group {
   std::atomic<std::uint32_t> next_unnamed{0};
 };
 
-// What the Comms of one rank share: its transport, executor, memory and groups. Owned by the engine (or a test).
+// What the Comms of one rank share: its transport, executor, memory and groups. Owned by the engine (or a
+// test).
 class Endpoint {
  public:
   Endpoint(Transport& transport, Executor& executor, WorkerPool* pool);
@@ -91,8 +95,8 @@ class Endpoint {
   void set_cost(const LinkCost& cost) { cost_ = cost; }
 
   std::shared_ptr<Group> world() const { return world_; }
-  // The group of these world ranks (this rank among them). The same id gives the same object, so that the numbers of
-  // unnamed operations go on.
+  // The group of these world ranks (this rank among them). The same id gives the same object, so that the
+  // numbers of unnamed operations go on.
   std::shared_ptr<Group> group(std::uint64_t id, std::vector<int> members);
 
  private:
@@ -125,8 +129,8 @@ class Sleep final : public Wait {
   Alarm alarm_;
 };
 
-// Runs `work` on the worker pool (inline where there is none) and goes on when it has ended. In virtual time it runs inline and
-// costs `simulated_seconds`.
+// Runs `work` on the worker pool (inline where there is none) and goes on when it has ended. In virtual time
+// it runs inline and costs `simulated_seconds`.
 class Compute final : public Wait {
  public:
   Compute(Operation& op, FunctionRef<void()> work, double simulated_seconds);
@@ -153,28 +157,38 @@ class Compute final : public Wait {
 class Comm {
  public:
   Comm() = default;
-  Comm(Endpoint& endpoint, std::shared_ptr<Group> group, Operation* operation = nullptr, std::uint32_t hop_base = 0)
+  Comm(Endpoint& endpoint, std::shared_ptr<Group> group, Operation* operation = nullptr,
+       std::uint32_t hop_base = 0)
       : endpoint_(&endpoint), group_(std::move(group)), operation_(operation), hop_base_(hop_base) {}
 
   int rank() const { return group_->rank; }
   int size() const { return static_cast<int>(group_->members.size()); }
   int after(int gap) const { return static_cast<int>((static_cast<std::int64_t>(rank()) + gap) % size()); }
-  int before(int gap) const { return static_cast<int>((static_cast<std::int64_t>(rank()) - gap % size() + size()) % size()); }
+  int before(int gap) const {
+    return static_cast<int>((static_cast<std::int64_t>(rank()) - gap % size() + size()) % size());
+  }
   int world_rank(int group_rank) const { return group_->members[static_cast<std::size_t>(group_rank)]; }
 
-  // Posts at once; hop is the round of the algorithm. REQUIRES: an operation's Comm; peer in the group; memory as in
-  // weft/transport.h.
-  Transfer send(int peer, std::uint32_t hop, std::span<const std::byte> payload, DType dtype = DType::bytes) const;
+  // Posts at once; hop is the round of the algorithm. REQUIRES: an operation's Comm; peer in the group;
+  // memory as in weft/transport.h.
+  Transfer send(int peer, std::uint32_t hop, std::span<const std::byte> payload,
+                DType dtype = DType::bytes) const;
   Transfer send(int peer, std::uint32_t hop, std::span<std::byte> payload) const {
     return send(peer, hop, std::span<const std::byte>(payload));
   }
-  Transfer send(int peer, std::uint32_t hop, const Dense& data) const { return send(peer, hop, data.bytes(), data.dtype); }
+  Transfer send(int peer, std::uint32_t hop, const Dense& data) const {
+    return send(peer, hop, data.bytes(), data.dtype);
+  }
   Transfer recv(int peer, std::uint32_t hop, std::span<std::byte> into, DType dtype = DType::bytes) const;
-  Transfer recv(int peer, std::uint32_t hop, const Dense& into) const { return recv(peer, hop, into.bytes(), into.dtype); }
+  Transfer recv(int peer, std::uint32_t hop, const Dense& into) const {
+    return recv(peer, hop, into.bytes(), into.dtype);
+  }
   // into = into (reduction) arrived, element by element, the local value on the left.
   Transfer recv_fold(int peer, std::uint32_t hop, const Dense& into, Reduction reduction) const;
-  // Hands the bytes to `consume` (a named callable), at most `limit` of them.
-  Transfer recv_with(int peer, std::uint32_t hop, std::size_t limit, FunctionRef<void(std::span<const std::byte>)> consume) const;
+  // Hands the bytes to `consume` (a named callable), at most `limit` of them. As in recv_any, they were sent
+  // as bytes.
+  Transfer recv_with(int peer, std::uint32_t hop, std::size_t limit,
+                     FunctionRef<void(std::span<const std::byte>)> consume) const;
   // Any length up to `limit`; Transfer::take() has the bytes.
   Transfer recv_any(int peer, std::uint32_t hop, std::size_t limit) const;
 
@@ -184,14 +198,18 @@ class Comm {
 
   // The same operation with its hops counted from `base` on: for an algorithm that is made of two.
   Comm hops_from(std::uint32_t base) const { return {*endpoint_, group_, operation_, hop_base_ + base}; }
-  // These ranks of this group, in that order, as a group of their own; for use inside the same operation or as a group for new
-  // operations. All its members call it with the same arguments. `label` tells apart groups of equal members.
-  // REQUIRES: inside an operation (on mpi it makes a communicator); programs use World::subgroup or split().
+  // These ranks of this group, in that order, as a group of their own; for use inside the same operation or
+  // as a group for new operations. All its members call it with the same arguments. `label` tells apart
+  // groups of equal members. REQUIRES: inside an operation (on mpi it makes a communicator); programs use
+  // World::subgroup or split().
   Comm subgroup(const std::vector<int>& ranks, std::uint32_t label = 0) const;
   // This group bound to an operation.
   Comm bound(Operation& operation) const { return {*endpoint_, group_, &operation, 0}; }
-  // Number of the next operation without a plan row; the same on all ranks because they call in the same order.
-  std::uint32_t next_unnamed_slot() const { return kUnnamed | (group_->next_unnamed.fetch_add(1) & ~kUnnamed); }
+  // Number of the next operation without a plan row; the same on all ranks because they call in the same
+  // order.
+  std::uint32_t next_unnamed_slot() const {
+    return kUnnamed | (group_->next_unnamed.fetch_add(1) & ~kUnnamed);
+  }
 
   Buffer buffer(std::size_t bytes) const { return {arena(), bytes}; }
   Arena& arena() const { return endpoint_->executor().arena(); }
@@ -202,11 +220,15 @@ class Comm {
   Endpoint& endpoint() const { return *endpoint_; }
   Operation& operation() const { return *operation_; }
   bool valid() const { return endpoint_ != nullptr; }
-  // Declares what this operation is; a peer that declares something else gets a mismatch error instead of wrong data.
+  bool is_bound() const { return operation_ != nullptr; }
+  // Declares what this operation is; a peer that declares something else gets a mismatch error instead of
+  // wrong data.
   void declare(std::uint32_t fingerprint) const { operation_->fingerprint = fingerprint; }
 
  private:
-  Identity identity(std::uint32_t hop) const { return {group_->id, operation_->slot, operation_->step, hop_base_ + hop}; }
+  Identity identity(std::uint32_t hop) const {
+    return {group_->id, operation_->slot, operation_->step, hop_base_ + hop};
+  }
   void check(int peer) const;
 
   Endpoint* endpoint_ = nullptr;

@@ -1,5 +1,5 @@
-// Every knob of weft, in one place. A knob has a field here, a WEFT_* variable, a default and a unit; `weft info` prints the
-// table. A program may fill a Config by hand, or take from_environment() and change fields.
+// Every knob of weft, in one place. A knob has a field here, a WEFT_* variable, a default and a unit; `weft
+// info` prints the table. A program may fill a Config by hand, or take from_environment() and change fields.
 #pragma once
 
 #include <cstddef>
@@ -28,37 +28,39 @@ class Secret {
 
 struct Config {
   // Where this process is
-  std::string transport = "auto";     // WEFT_TRANSPORT: auto, threads, tcp, mpi
-  std::string address;                // WEFT_ADDR: rank 0's address; empty: MASTER_ADDR, else 127.0.0.1
-  int port = 0;                       // WEFT_PORT: of the rendezvous; 0: MASTER_PORT + 1
-  std::string job = "weft";           // WEFT_JOB: name of the job, the same on all ranks
-  Secret token;                       // WEFT_TOKEN: shared secret; needed off loopback
+  std::string transport = "auto";  // WEFT_TRANSPORT: auto, threads, tcp, mpi
+  std::string address;             // WEFT_ADDR: rank 0's address; empty: MASTER_ADDR, else 127.0.0.1
+  int port = 0;                    // WEFT_PORT: of the rendezvous; 0: MASTER_PORT + 1
+  std::string job = "weft";        // WEFT_JOB: name of the job, the same on all ranks
+  Secret token;                    // WEFT_TOKEN: shared secret; needed off loopback
 
   // Affects results: nothing in this table does
 
   // Affects speed only
-  std::size_t eager_limit = 8192;           // WEFT_EAGER_LIMIT (threads) and
-  std::size_t tcp_eager_limit = 65536;      // WEFT_TCP_EAGER_LIMIT: longer messages wait for their receive
-  std::size_t tcp_credit = 4u << 20;        // WEFT_TCP_CREDIT: unexpected bytes that a peer may have under way
-  std::size_t tcp_unsent = 128u << 10;      // WEFT_TCP_UNSENT: bytes that the kernel may hold unsent (TCP_NOTSENT_LOWAT)
-  std::size_t micro_op_bytes = 0;           // WEFT_MICRO_OP_BYTES; 0: from the measured link
-  Time micro_op_time = 2ms;                 // WEFT_MICRO_OP_TIME: length of a micro-op at the measured bandwidth
-  std::size_t window_bytes = 0;             // WEFT_WINDOW_BYTES; 0: two micro-ops
-  Time hold_limit = 50ms;                   // WEFT_HOLD_LIMIT
-  Time stall_limit = 10ms;                  // WEFT_STALL_LIMIT
-  int workers = 1;                          // WEFT_WORKERS: threads for long computations, per process
-  std::string checksum = "remote";          // WEFT_CHECKSUM: remote, always
+  std::size_t eager_limit = 8192;       // WEFT_EAGER_LIMIT (threads) and
+  std::size_t tcp_eager_limit = 65536;  // WEFT_TCP_EAGER_LIMIT: longer messages wait for their receive
+  std::size_t tcp_credit = 4u << 20;    // WEFT_TCP_CREDIT: unexpected bytes that a peer may have under way
+  std::size_t tcp_unsent =
+      128u << 10;  // WEFT_TCP_UNSENT: bytes that the kernel may hold unsent (TCP_NOTSENT_LOWAT)
+  std::size_t micro_op_bytes = 0;   // WEFT_MICRO_OP_BYTES; 0: from the measured link
+  Time micro_op_time = 2ms;         // WEFT_MICRO_OP_TIME: length of a micro-op at the measured bandwidth
+  std::size_t window_bytes = 0;     // WEFT_WINDOW_BYTES; 0: two micro-ops
+  Time hold_limit = 50ms;           // WEFT_HOLD_LIMIT
+  Time stall_limit = 10ms;          // WEFT_STALL_LIMIT
+  int workers = 1;                  // WEFT_WORKERS: threads for long computations, per process
+  std::string checksum = "remote";  // WEFT_CHECKSUM: remote, always
 
   // Failures
-  Time operation_timeout = 60s;   // WEFT_TIMEOUT
-  Time connect_timeout = 30s;     // WEFT_CONNECT_TIMEOUT
-  Time heartbeat = 200ms;         // WEFT_HEARTBEAT
-  Time dead_after = 1s;           // WEFT_DEAD_AFTER: a silent peer is lost
+  Time operation_timeout = 60s;  // WEFT_TIMEOUT
+  Time connect_timeout = 30s;    // WEFT_CONNECT_TIMEOUT
+  Time heartbeat = 200ms;        // WEFT_HEARTBEAT
+  Time dead_after = 1s;          // WEFT_DEAD_AFTER: a silent peer is lost
 
-  std::string log = "warning";    // WEFT_LOG: debug, info, warning, error, off
+  std::string log = "warning";  // WEFT_LOG: debug, info, warning, error, off
 
-  // `lookup` gives the value of a variable or null; std::getenv in programs. Throws UsageError naming the variable, also for
-  // a WEFT_* variable that does not exist (`names`, all set variables, is searched for such).
+  // `lookup` gives the value of a variable or null; std::getenv in programs. Throws UsageError naming the
+  // variable, also for a WEFT_* variable that does not exist (`names`, all set variables, is searched for
+  // such).
   static Config from_environment(const std::function<const char*(const char*)>& lookup,
                                  const std::vector<std::string>& names = {});
   static Config from_environment();

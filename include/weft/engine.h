@@ -1,8 +1,8 @@
 // The engine of one rank: runs any number of operations at once on one thread, most urgent traffic first.
 //
-// It is a single-threaded object with its transport's clock (poll, next_deadline). On real transports a CommunicationThread
-// drives it; in `sim` the event loop drives the very same object. submit(), hold(), release() and tickets may be used from any
-// thread.
+// It is a single-threaded object with its transport's clock (poll, next_deadline). On real transports a
+// CommunicationThread drives it; in `sim` the event loop drives the very same object. submit(), hold(),
+// release() and tickets may be used from any thread.
 //
 //   Ticket ticket = engine.submit(comm, {.name = "gradients of layer 3", .slot = 3, .step = step},
 //                                 [=](Comm c) { return all_reduce(c, gradient); });
@@ -10,13 +10,17 @@
 //
 // Rules of the road
 //   - blocking traffic starts at once, whatever else is there
-//   - other traffic starts by (class, priority, age), at most `window_bytes` of it in the transport at a time, and not while a
+//   - other traffic starts by (class, priority, age), at most `window_bytes` of it in the transport at a
+//   time, and not while a
 //     blocking operation of this rank is submitted or running, or between hold() and release()
-//   - what is held back starts all the same after hold_limit, or at once when somebody waits for its ticket: without this a
+//   - what is held back starts all the same after hold_limit, or at once when somebody waits for its ticket:
+//   without this a
 //     rank that waits for its gradients and ranks that hold theirs back for it would wait for each other
-//   - a message that finds no receiver gives its place in the window back (stall_limit): a limit on what is in flight must
+//   - a message that finds no receiver gives its place in the window back (stall_limit): a limit on what is
+//   in flight must
 //     never keep a peer from what it needs
-//   - every operation has a deadline. A failure (other than a UsageError of one call) fails every ticket in flight with the
+//   - every operation has a deadline. A failure (other than a UsageError of one call) fails every ticket in
+//   flight with the
 //     same cause and closes the transport with it, so that the peers stop too
 #pragma once
 
@@ -43,22 +47,23 @@ namespace weft {
 struct EngineOptions {
   // affects results: nothing
   // affects speed only
-  bool priority = true;               // false: first come, first served (to compare with)
-  std::size_t window_bytes = 0;       // non-blocking traffic handed to the transport at a time; 0: two micro-ops
-  Time hold_limit = 50ms;             // kNever: never age
-  Time stall_limit = 10ms;            // a message in the transport for longer than this and four times what the window needs
-                                      // on the link no longer counts against the window
-  Time operation_timeout = 60s;       // deadline of an operation that names none
-  Trace* trace = nullptr;             // filled while the engine lives
+  bool priority = true;          // false: first come, first served (to compare with)
+  std::size_t window_bytes = 0;  // non-blocking traffic handed to the transport at a time; 0: two micro-ops
+  Time hold_limit = 50ms;        // kNever: never age
+  Time stall_limit = 10ms;  // a message in the transport for longer than this and four times what the window
+                            // needs on the link no longer counts against the window
+  Time operation_timeout = 60s;  // deadline of an operation that names none
+  Trace* trace = nullptr;        // filled while the engine lives
 };
 
 struct SubmitOptions {
   std::string_view name = "operation";  // for errors and traces; copied
   TrafficClass traffic = TrafficClass::gradient;
-  int priority = 0;                    // smaller first within the class
-  std::optional<std::uint32_t> slot = std::nullopt;  // of the plan row; none: the group's next number, so all ranks submit in one order
-  std::uint32_t step = 0;              // training step
-  Time timeout{};                      // 0: the engine's
+  int priority = 0;  // smaller first within the class
+  std::optional<std::uint32_t> slot =
+      std::nullopt;        // of the plan row; none: the group's next number, so all ranks submit in one order
+  std::uint32_t step = 0;  // training step
+  Time timeout{};          // 0: the engine's
 };
 
 namespace detail {
@@ -73,10 +78,12 @@ class Ticket {
 
   bool valid() const { return submission_ != nullptr; }
   bool done() const;
-  // Blocks the calling thread (not the engine's) until the operation has ended, then rethrows its error if it has one.
+  // Blocks the calling thread (not the engine's) until the operation has ended, then rethrows its error if it
+  // has one.
   void wait() const;
   std::exception_ptr error() const;  // REQUIRES: done()
-  // Calls `f` on the engine's thread when the operation has ended, at once if it has. No wait: held traffic stays held.
+  // Calls `f` on the engine's thread when the operation has ended, at once if it has. No wait: held traffic
+  // stays held.
   void then(std::function<void()> f) const;
 
   // On the engine's clock. REQUIRES: done().
@@ -105,15 +112,16 @@ class Engine final : public Pollable {
 
   Comm world() const;
 
-  // Any thread. `make` is called on the engine's thread with a Comm bound to the operation, and lives until the operation has
-  // ended; memory that it names must live until the ticket is done.
+  // Any thread. `make` is called on the engine's thread with a Comm bound to the operation, and lives until
+  // the operation has ended; memory that it names must live until the ticket is done.
   Ticket submit(const Comm& comm, const SubmitOptions& options, Make make);
 
   // Any thread. Between the two no gradient traffic starts: blocking traffic is about to come. Nests.
   void hold();
   void release();
 
-  // Any thread. The program of this rank cannot go on: ends everything in flight with `cause` and tells the peers.
+  // Any thread. The program of this rank cannot go on: ends everything in flight with `cause` and tells the
+  // peers.
   void abandon(std::exception_ptr cause);
 
   bool poll() noexcept override;
@@ -126,7 +134,8 @@ class Engine final : public Pollable {
   const Arena& arena() const { return *arena_; }
   std::exception_ptr failure() const { return failure_; }
   std::size_t in_flight() const { return running_.size(); }
-  // Ends everything in flight with `cause`, then closes the transport with it. Goodbye without a cause if it is null.
+  // Ends everything in flight with `cause`, then closes the transport with it. Goodbye without a cause if it
+  // is null.
   void shut_down(std::exception_ptr cause) noexcept;
 
  private:
@@ -156,8 +165,8 @@ class Engine final : public Pollable {
   Abandon abandon_;  // guarded by the mutex until it is posted
 };
 
-// Drives an engine on a thread of its own: polls while there is something to do, spins for about 20 us with sched_yield, then
-// sleeps in the transport until something arrives or the next deadline.
+// Drives an engine on a thread of its own: polls while there is something to do, spins for about 20 us with
+// sched_yield, then sleeps in the transport until something arrives or the next deadline.
 class CommunicationThread {
  public:
   explicit CommunicationThread(Engine& engine);

@@ -26,11 +26,11 @@ class UsageError : public Error {
 class TransportError : public Error {
  public:
   enum class Kind {
-    peer_lost,   // the peer died, hangs, or left while it was needed
-    mismatch,    // the peer runs another operation, length or type than this rank
-    corrupt,     // magic, version, epoch, identity, length or checksum of a frame is wrong
-    refused,     // a connection could not be made or was not authenticated
-    closed,      // this rank's own transport was closed
+    peer_lost,  // the peer died, hangs, or left while it was needed
+    mismatch,   // the peer runs another operation, length or type than this rank
+    corrupt,    // magic, version, epoch, identity, length or checksum of a frame is wrong
+    refused,    // a connection could not be made or was not authenticated
+    closed,     // this rank's own transport was closed
   };
 
   TransportError(Kind kind, int peer, const std::string& what) : Error(what), kind_(kind), peer_(peer) {}
@@ -44,8 +44,9 @@ class TransportError : public Error {
 
 class TimeoutError : public Error {
  public:
-  TimeoutError(int peer, double seconds, const std::string& what) : Error(what), peer_(peer), seconds_(seconds) {}
-  int peer() const { return peer_; }          // who was waited for, or -1
+  TimeoutError(int peer, double seconds, const std::string& what)
+      : Error(what), peer_(peer), seconds_(seconds) {}
+  int peer() const { return peer_; }           // who was waited for, or -1
   double seconds() const { return seconds_; }  // how long
 
  private:

@@ -1,5 +1,6 @@
-// The executor of one rank: coroutines that can go on, timers, and a box into which other threads put work. It waits for
-// nothing by itself: whoever owns it calls run() (a communication thread, or the event loop of `sim`).
+// The executor of one rank: coroutines that can go on, timers, and a box into which other threads put work.
+// It waits for nothing by itself: whoever owns it calls run() (a communication thread, or the event loop of
+// `sim`).
 //
 // Thread: everything on the owner's thread, except post().
 #pragma once
@@ -51,8 +52,8 @@ class Executor {
   Time now() const { return clock_.now(); }
   bool simulated() const { return clock_.simulated(); }
 
-  // Resumes `coroutine` in the next run(), after everything that is already ready. Never resumes it here: a chain of
-  // completions must not grow the stack.
+  // Resumes `coroutine` in the next run(), after everything that is already ready. Never resumes it here: a
+  // chain of completions must not grow the stack.
   void ready(std::coroutine_handle<> coroutine) { ready_.push_back(coroutine); }
 
   // Any thread. `work.run` is called on the executor's thread; `wake` (below) is called after it was put in.

@@ -1,5 +1,6 @@
-// A reference to something callable: two words, no ownership, no allocation. The callable must outlive every call; inside a
-// coroutine that means a named lambda in the frame (a temporary in an await expression is also unsafe with g++ 12).
+// A reference to something callable: two words, no ownership, no allocation. The callable must outlive every
+// call; inside a coroutine that means a named lambda in the frame (a temporary in an await expression is also
+// unsafe with g++ 12).
 #pragma once
 
 #include <memory>
@@ -18,7 +19,8 @@ class FunctionRef<R(Args...)> {
   template <class F>
     requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
   FunctionRef(F& f)  // NOLINT(google-explicit-constructor): an lvalue callable is a FunctionRef
-      : target_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))), call_([](void* target, Args... args) -> R {
+      : target_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* target, Args... args) -> R {
           return (*static_cast<F*>(target))(std::forward<Args>(args)...);
         }) {}
   FunctionRef(void* target, R (*call)(void*, Args...)) : target_(target), call_(call) {}

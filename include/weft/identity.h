@@ -1,5 +1,6 @@
-// What a message is part of. The same on all ranks, so that ranks may start operations in any order: a receive names its
-// source and this identity, and nothing else is needed to match it. (Job and epoch belong to the whole transport.)
+// What a message is part of. The same on all ranks, so that ranks may start operations in any order: a
+// receive names its source and this identity, and nothing else is needed to match it. (Job and epoch belong
+// to the whole transport.)
 #pragma once
 
 #include <compare>
@@ -9,14 +10,17 @@
 namespace weft {
 
 struct Identity {
-  std::uint64_t group = 0;  // which ranks; derived from the parent group, the label and the members, equal on all of them
-  std::uint32_t slot = 0;   // which operation: the index of its plan row, or kUnnamed + the call's number in this group
-  std::uint32_t step = 0;   // training step
-  std::uint32_t hop = 0;    // round of the algorithm
+  std::uint64_t group =
+      0;  // which ranks; derived from the parent group, the label and the members, equal on all of them
+  std::uint32_t slot =
+      0;  // which operation: the index of its plan row, or kUnnamed + the call's number in this group
+  std::uint32_t step = 0;  // training step
+  std::uint32_t hop = 0;   // round of the algorithm
   friend auto operator<=>(const Identity&, const Identity&) = default;
 };
 
-// Slots from here on are taken in call order per group by operations that have no plan row (as MPI requires of its calls).
+// Slots from here on are taken in call order per group by operations that have no plan row (as MPI requires
+// of its calls).
 inline constexpr std::uint32_t kUnnamed = 0x8000'0000u;
 
 // Mixes 64 bits (the finaliser of splitmix64): group ids, hash tables.

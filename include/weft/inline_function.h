@@ -1,4 +1,5 @@
-// A callable that owns what it calls, in place: move-only, never allocates. What does not fit does not compile.
+// A callable that owns what it calls, in place: move-only, never allocates. What does not fit does not
+// compile.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +18,15 @@ class InlineFunction<R(Args...), Capacity> {
   InlineFunction() = default;
   template <class F>
     requires(!std::is_same_v<std::remove_cvref_t<F>, InlineFunction>)
-  InlineFunction(F&& f) {  // NOLINT(google-explicit-constructor,bugprone-forwarding-reference-overload): a callable is one
+  InlineFunction(F&& f) {  // NOLINT(google-explicit-constructor,bugprone-forwarding-reference-overload): a
+                           // callable is one
     using Target = std::decay_t<F>;
     static_assert(sizeof(Target) <= Capacity, "too many captures: capture a pointer to a struct instead");
     static_assert(alignof(Target) <= alignof(std::max_align_t));
     new (storage_) Target(std::forward<F>(f));
-    call_ = [](void* target, Args... args) -> R { return (*static_cast<Target*>(target))(std::forward<Args>(args)...); };
+    call_ = [](void* target, Args... args) -> R {
+      return (*static_cast<Target*>(target))(std::forward<Args>(args)...);
+    };
     move_ = [](void* from, void* to) noexcept {
       if (to != nullptr) new (to) Target(std::move(*static_cast<Target*>(from)));
       static_cast<Target*>(from)->~Target();

@@ -1,5 +1,6 @@
-// Something with a life of its own that nobody waits inside of: an engine, or a bare rank in a test. A communication thread
-// drives one against the wall clock; the event loop of `sim` drives thousands in virtual time.
+// Something with a life of its own that nobody waits inside of: an engine, or a bare rank in a test. A
+// communication thread drives one against the wall clock; the event loop of `sim` drives thousands in virtual
+// time.
 #pragma once
 
 #include "weft/clock.h"

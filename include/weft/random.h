@@ -1,6 +1,6 @@
-// Random numbers that depend on what is drawn and not on who draws it when: a counter-based generator (Philox 4x32-10). The
-// key says what (seed, purpose), the counter says which one (step, layer, token, ...), so that ranks, restarts, recomputation
-// and any order of evaluation agree.
+// Random numbers that depend on what is drawn and not on who draws it when: a counter-based generator (Philox
+// 4x32-10). The key says what (seed, purpose), the counter says which one (step, layer, token, ...), so that
+// ranks, restarts, recomputation and any order of evaluation agree.
 #pragma once
 
 #include <array>
@@ -29,8 +29,10 @@ class Random {
  public:
   using result_type = std::uint32_t;
   // What is drawn: e.g. Random(seed, kDropout, step, layer).
-  explicit constexpr Random(std::uint64_t seed, std::uint32_t purpose = 0, std::uint32_t a = 0, std::uint32_t b = 0)
-      : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}, counter_{0, purpose, a, b} {}
+  explicit constexpr Random(std::uint64_t seed, std::uint32_t purpose = 0, std::uint32_t a = 0,
+                            std::uint32_t b = 0)
+      : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)},
+        counter_{0, purpose, a, b} {}
 
   static constexpr result_type min() { return 0; }
   static constexpr result_type max() { return 0xffff'ffffu; }

@@ -1,18 +1,22 @@
-// Task<T>: a lazy coroutine. It starts when it is awaited (or spawned by an engine), runs on one thread, and gives its value
-// or its exception to whoever awaits it.
+// Task<T>: a lazy coroutine. It starts when it is awaited (or spawned by an engine), runs on one thread, and
+// gives its value or its exception to whoever awaits it.
 //
-// An await never grows the stack, in no build mode: a child is started inside await_suspend and, if it completed at once, the
-// parent simply goes on; a child that completes later puts its parent into the executor's ready list. (Symmetric transfer
-// would be shorter and overflows the stack with g++ 12 below -O2 and under the sanitizers.)
+// An await never grows the stack, in no build mode: a child is started inside await_suspend and, if it
+// completed at once, the parent simply goes on; a child that completes later puts its parent into the
+// executor's ready list. (Symmetric transfer would be shorter and overflows the stack with g++ 12 below -O2
+// and under the sanitizers.)
 //
-// Cancellation: a suspended frame is never destroyed. An operation that fails makes every await of it throw, so the frames
-// unwind in order and buffers are released only when the transport has let go of them.
+// Cancellation: a suspended frame is never destroyed. An operation that fails makes every await of it throw,
+// so the frames unwind in order and buffers are released only when the transport has let go of them.
 //
-// Frames come from the arena of the first parameter that has one (a Comm, an Executor), otherwise from the heap.
+// Frames come from the arena of the first parameter that has one (a Comm, an Executor), otherwise from the
+// heap.
 //
-// Rules for writing coroutines (g++ 12 breaks the others silently; CONTRIBUTING.md has the reasons, tools/lint checks them):
+// Rules for writing coroutines (g++ 12 breaks the others silently; CONTRIBUTING.md has the reasons,
+// tools/lint checks them):
 //   - one co_await a statement; no co_await inside ?: or inside braces
 //   - no aggregate temporaries and no capturing lambdas in the arguments of an awaited call: name them first
+//   - no co_await of a call that returns a reference to an awaiter: name the reference first
 //   - parameters by value; a reference only if the task is awaited in the same full expression
 #pragma once
 
@@ -45,8 +49,10 @@ concept HasArena = requires(T& t) {
 inline Arena* find_arena() { return nullptr; }
 template <class First, class... Rest>
 Arena* find_arena(First& first, Rest&... rest) {
-  if constexpr (HasArena<First>) return &first.arena();
-  else return find_arena(rest...);
+  if constexpr (HasArena<First>)
+    return &first.arena();
+  else
+    return find_arena(rest...);
 }
 
 // In front of every frame, so that it finds its way back.
@@ -65,8 +71,10 @@ class PromiseBase {
   }
   static void operator delete(void* frame, std::size_t bytes) noexcept {
     FrameOrigin* origin = static_cast<FrameOrigin*>(frame) - 1;
-    if (origin->arena != nullptr) origin->arena->deallocate(origin, bytes + sizeof(FrameOrigin));
-    else ::operator delete(origin);
+    if (origin->arena != nullptr)
+      origin->arena->deallocate(origin, bytes + sizeof(FrameOrigin));
+    else
+      ::operator delete(origin);
   }
 
   std::suspend_always initial_suspend() noexcept { return {}; }
@@ -136,8 +144,8 @@ class [[nodiscard]] Task {
   bool valid() const { return static_cast<bool>(handle_); }
   bool done() const { return handle_.done(); }
 
-  // Runs the task up to its first suspension. When it ends later, `continuation` (if any) becomes ready on `executor`; when
-  // it ends inside this call, done() is true and nothing is resumed.
+  // Runs the task up to its first suspension. When it ends later, `continuation` (if any) becomes ready on
+  // `executor`; when it ends inside this call, done() is true and nothing is resumed.
   void start(Executor& executor, std::coroutine_handle<> continuation = {}, std::size_t* siblings = nullptr) {
     detail::PromiseBase& promise = handle_.promise();
     promise.executor = &executor;
@@ -176,15 +184,17 @@ inline Task<void> Promise<void>::get_return_object() noexcept {
 }
 }  // namespace detail
 
-// Runs all tasks at once and ends when ALL of them have ended; then rethrows the exception of the first in order that failed.
-// The tasks must stay alive until the await is over, so they are named: `co_await when_all(tasks)`.
+// Runs all tasks at once and ends when ALL of them have ended; then rethrows the exception of the first in
+// order that failed. The tasks must stay alive until the await is over, so they are named: `co_await
+// when_all(tasks)`.
 class WhenAll {
  public:
   explicit WhenAll(std::span<Task<void>> tasks) : tasks_(tasks) {}
   bool await_ready() const noexcept { return tasks_.empty(); }
   template <class Promise>
   bool await_suspend(std::coroutine_handle<Promise> parent) {
-    running_ = tasks_.size() + 1;  // one for this call, so that no child resumes the parent before all are started
+    running_ =
+        tasks_.size() + 1;  // one for this call, so that no child resumes the parent before all are started
     for (Task<void>& task : tasks_) {
       task.start(*parent.promise().executor, parent, &running_);
       if (task.done()) --running_;

@@ -1,5 +1,6 @@
-// What an engine did and when: one event per operation and per micro-op (a message that the scheduler started). Written as
-// Chrome trace JSON, which ui.perfetto.dev opens; verified by tests against the rule that gradient traffic gives way.
+// What an engine did and when: one event per operation and per micro-op (a message that the scheduler
+// started). Written as Chrome trace JSON, which ui.perfetto.dev opens; verified by tests against the rule
+// that gradient traffic gives way.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +43,8 @@ class Trace {
 
 // One process (pid) per rank, operations as async spans, micro-ops as slices on a lane per class.
 std::string chrome_trace(std::span<const Trace* const> of_rank);
-// Every breach of: no micro-op of another class starts while a blocking operation of the same rank is ready or runs, unless
-// it is marked as aged. One sentence each; empty if there is none.
+// Every breach of: no micro-op of another class starts while a blocking operation of the same rank is ready
+// or runs, unless it is marked as aged. One sentence each; empty if there is none.
 std::vector<std::string> breaches(const Trace& trace);
 
 }  // namespace weft

@@ -1,11 +1,13 @@
 // The seam between algorithms and whatever moves bytes. A Transport is one rank's end of it.
 //
-// Contract: messages are first in, first out per (source, destination, identity), and nothing else is ordered. Every receive
-// names its source and identity; there are no wildcards. A send may complete only when its receiver has posted (eager limit
-// zero), so nobody awaits a send before posting the receive that its peer may be waiting for.
+// Contract: messages are first in, first out per (source, destination, identity), and nothing else is
+// ordered. Every receive names its source and identity; there are no wildcards. A send may complete only when
+// its receiver has posted (eager limit zero), so nobody awaits a send before posting the receive that its
+// peer may be waiting for.
 //
-// Memory: a posted record and the memory it names stay valid until the record is completed or cancelled. cancel() returns
-// only when the transport has let go of both; it may wait for a copy that is under way, never for a peer's program.
+// Memory: a posted record and the memory it names stay valid until the record is completed or cancelled.
+// cancel() returns only when the transport has let go of both; it may wait for a copy that is under way,
+// never for a peer's program.
 //
 // Thread: one thread (the engine's) calls everything, except wake().
 #pragma once
@@ -39,8 +41,8 @@ constexpr std::string_view name_of(TrafficClass c) {
   return names[static_cast<std::size_t>(c)];
 }
 
-// Something that a coroutine of an operation waits for. Linked into its operation while it is not done, so that a failure
-// reaches it and a time-out can name it.
+// Something that a coroutine of an operation waits for. Linked into its operation while it is not done, so
+// that a failure reaches it and a time-out can name it.
 class Wait {
  public:
   explicit Wait(Operation& op);
@@ -48,10 +50,11 @@ class Wait {
   Wait& operator=(const Wait&) = delete;
   virtual ~Wait();
 
-  // Lets go of everything that is not done yet, so that complete() may follow at once. False if it cannot be hurried (a
-  // computation on the worker pool): it then completes by itself.
+  // Lets go of everything that is not done yet, so that complete() may follow at once. False if it cannot be
+  // hurried (a computation on the worker pool): it then completes by itself.
   virtual bool abandon() noexcept = 0;
-  void complete(std::exception_ptr failure = nullptr) noexcept;  // at most once; resumes the waiter through the executor
+  void complete(std::exception_ptr failure =
+                    nullptr) noexcept;  // at most once; resumes the waiter through the executor
 
   Operation& operation;
   std::coroutine_handle<> waiter;
@@ -64,8 +67,8 @@ class Wait {
   Wait* next_ = nullptr;
 };
 
-// What all transfers of one running operation share. Made by the engine (or by run_bare in tests); lives until the operation
-// has ended and every record is gone.
+// What all transfers of one running operation share. Made by the engine (or by run_bare in tests); lives
+// until the operation has ended and every record is gone.
 struct Operation {
   std::string_view name = "operation";
   TrafficClass traffic = TrafficClass::gradient;
@@ -137,9 +140,10 @@ class SendRecord final : public TransferRecord {
 };
 
 // Where a received payload goes. Exactly one of:
-//   into      it must have exactly that many bytes, and is placed there (by the network card, the kernel, or one copy)
-//   consume   called once with the bytes, which are valid only during the call, on the engine's thread or on a worker
-//   keep      a buffer of the payload's length is taken from the arena; at most `limit` bytes
+//   into      it must have exactly that many bytes, and is placed there (by the network card, the kernel, or
+//   one copy) consume   called once with the bytes, which are valid only during the call, on the engine's
+//   thread or on a worker keep      a buffer of the payload's length is taken from the arena; at most `limit`
+//   bytes
 struct Sink {
   enum class Kind : std::uint8_t { into, consume, keep };
   Kind kind = Kind::into;
@@ -177,13 +181,14 @@ class Transport {
   virtual int size() const = 0;
   virtual const Clock& clock() const = 0;
 
-  // Takes the record over. Both may complete it at once or at any later poll(). Neither waits and neither throws: a problem
-  // lands in the record.
+  // Takes the record over. Both may complete it at once or at any later poll(). Neither waits and neither
+  // throws: a problem lands in the record.
   virtual void post(SendRecord& send) noexcept = 0;
   virtual void post(RecvRecord& recv) noexcept = 0;
   virtual void cancel(TransferRecord& record) noexcept = 0;
 
-  // A new group; called by all its members, in the same order for two groups that share members. `members` are world ranks.
+  // A new group; called by all its members, in the same order for two groups that share members. `members`
+  // are world ranks.
   virtual void add_group(std::uint64_t group, std::span<const int> members) = 0;
 
   // Moves what can be moved without waiting and completes records. True if anything happened.
@@ -196,8 +201,8 @@ class Transport {
 
   // Why this transport can carry nothing more (a lost peer, a corrupt stream), or null. Sticky.
   virtual std::exception_ptr failure() const = 0;
-  // Tells the peers goodbye. With a reason it is a failure: they stop with a TransportError that quotes it. REQUIRES: every send
-  // of this rank is done or cancelled (the engine sees to it).
+  // Tells the peers goodbye. With a reason it is a failure: they stop with a TransportError that quotes it.
+  // REQUIRES: every send of this rank is done or cancelled (the engine sees to it).
   virtual void close(const std::string& reason) noexcept = 0;
 
   virtual TrafficCounters counters() const = 0;

@@ -1,7 +1,8 @@
 // World: this process's place in a job, with an engine that runs. What a program starts with.
 //
-//   weft::run_ranks(4, [](weft::World& world) { ... });                        // four ranks as threads of this process
-//   std::unique_ptr<weft::World> world = weft::join_world();                   // under mpirun, srun, torchrun, weft launch
+//   weft::run_ranks(4, [](weft::World& world) { ... });                        // four ranks as threads of
+//   this process std::unique_ptr<weft::World> world = weft::join_world();                   // under mpirun,
+//   srun, torchrun, weft launch
 #pragma once
 
 #include <functional>
@@ -28,7 +29,9 @@ class World {
   int size() { return comm().size(); }
 
   // Runs one operation to its end on the calling thread's behalf. Rethrows its error.
-  void run(const SubmitOptions& options, Engine::Make make) { engine().submit(comm(), options, std::move(make)).wait(); }
+  void run(const SubmitOptions& options, Engine::Make make) {
+    engine().submit(comm(), options, std::move(make)).wait();
+  }
 
   TrafficCounters traffic();  // of this rank, since it joined
 
@@ -39,8 +42,8 @@ class World {
   Comm subgroup(const std::vector<int>& ranks, std::uint32_t label = 0);
 };
 
-// Puts something around a rank's transport, for example a counter of messages (src/transports/recording.h). The inner one
-// outlives what is returned.
+// Puts something around a rank's transport, for example a counter of messages (src/transports/recording.h).
+// The inner one outlives what is returned.
 using Decorate = std::function<std::unique_ptr<Transport>(Transport& inner)>;
 
 struct JoinOptions {
@@ -50,8 +53,8 @@ struct JoinOptions {
   Trace* trace = nullptr;  // filled while the world lives
 };
 
-// Takes this process's place from its launcher (Open MPI, PMI, RANK and WORLD_SIZE, Slurm) and connects. Alone, with no
-// launcher, it is a world of one rank. Throws UsageError, TransportError or TimeoutError.
+// Takes this process's place from its launcher (Open MPI, PMI, RANK and WORLD_SIZE, Slurm) and connects.
+// Alone, with no launcher, it is a world of one rank. Throws UsageError, TransportError or TimeoutError.
 std::unique_ptr<World> join_world(const JoinOptions& options);
 std::unique_ptr<World> join_world(const Config& config, const Decorate& decorate = {});
 std::unique_ptr<World> join_world();
@@ -72,8 +75,8 @@ struct RunOptions {
   Decorate decorate;                     // called once for each rank, outermost
 };
 
-// Runs `body` on `ranks` threads, each a rank with its own World, and returns when all have ended. If ranks fail, the others
-// are stopped and the first failure is rethrown.
+// Runs `body` on `ranks` threads, each a rank with its own World, and returns when all have ended. If ranks
+// fail, the others are stopped and the first failure is rethrown.
 void run_ranks(int ranks, const std::function<void(World&)>& body);
 void run_ranks(int ranks, const RunOptions& options, const std::function<void(World&)>& body);
 

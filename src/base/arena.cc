@@ -27,7 +27,8 @@ class SpinLock {
 
 int Arena::class_of(std::size_t bytes) {
   if (bytes <= kSmallest) return 0;
-  // With top = floor(log2(bytes - 1)), the class is the quarter of [2^top, 2^(top+1)) that bytes - 1 falls in, plus one.
+  // With top = floor(log2(bytes - 1)), the class is the quarter of [2^top, 2^(top+1)) that bytes - 1 falls
+  // in, plus one.
   const std::size_t last = bytes - 1;
   const int top = static_cast<int>(std::bit_width(last)) - 1;
   const int quarter = static_cast<int>((last >> (top - 2)) & 3);

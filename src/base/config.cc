@@ -6,7 +6,8 @@
 #include "base/units.h"
 #include "weft/error.h"
 
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves the declaration to the program
+extern char**
+    environ;  // NOLINT(readability-redundant-declaration): POSIX leaves the declaration to the program
 
 namespace weft {
 
@@ -20,12 +21,13 @@ struct Knob {
   std::function<std::string(const Config&)> get;
 };
 
-Knob text(const char* variable, std::string Config::*field, const char* meaning) {
+Knob text(const char* variable, std::string Config::* field, const char* meaning) {
   return {variable, "text", meaning, [field](Config& c, std::string_view v) { c.*field = std::string(v); },
           [field](const Config& c) { return (c.*field).empty() ? "(none)" : c.*field; }};
 }
 
-Knob choice(const char* variable, std::string Config::*field, std::vector<std::string> choices, const char* meaning) {
+Knob choice(const char* variable, std::string Config::* field, std::vector<std::string> choices,
+            const char* meaning) {
   return {variable, "choice", meaning,
           [=](Config& c, std::string_view v) {
             std::string list;
@@ -41,12 +43,12 @@ Knob choice(const char* variable, std::string Config::*field, std::vector<std::s
           [field](const Config& c) { return c.*field; }};
 }
 
-Knob bytes(const char* variable, std::size_t Config::*field, const char* meaning) {
+Knob bytes(const char* variable, std::size_t Config::* field, const char* meaning) {
   return {variable, "bytes", meaning, [field](Config& c, std::string_view v) { c.*field = parse_bytes(v); },
           [field](const Config& c) { return bytes_text(c.*field); }};
 }
 
-Knob duration(const char* variable, Time Config::*field, const char* meaning) {
+Knob duration(const char* variable, Time Config::* field, const char* meaning) {
   return {variable, "time", meaning,
           [field](Config& c, std::string_view v) {
             const Time t = parse_duration(v);
@@ -56,7 +58,7 @@ Knob duration(const char* variable, Time Config::*field, const char* meaning) {
           [field](const Config& c) { return duration_text(c.*field); }};
 }
 
-Knob number(const char* variable, int Config::*field, long long low, long long high, const char* meaning) {
+Knob number(const char* variable, int Config::* field, long long low, long long high, const char* meaning) {
   return {variable, "number", meaning,
           [=](Config& c, std::string_view v) { c.*field = static_cast<int>(parse_integer(v, low, high)); },
           [field](const Config& c) { return std::to_string(c.*field); }};
@@ -72,17 +74,24 @@ std::vector<Knob> knobs() {
       {"WEFT_TOKEN", "secret", "shared secret of the job's ranks; required off loopback",
        [](Config& c, std::string_view v) { c.token = Secret(std::string(v)); },
        [](const Config& c) { return std::string(c.token.set() ? "set" : "not set"); }},
-      bytes("WEFT_EAGER_LIMIT", &Config::eager_limit, "threads: longer messages wait for their receive; 0: all do"),
+      bytes("WEFT_EAGER_LIMIT", &Config::eager_limit,
+            "threads: longer messages wait for their receive; 0: all do"),
       bytes("WEFT_TCP_EAGER_LIMIT", &Config::tcp_eager_limit, "tcp: longer messages wait for their receive"),
       bytes("WEFT_TCP_CREDIT", &Config::tcp_credit, "tcp: unexpected bytes that a peer may have under way"),
       bytes("WEFT_TCP_UNSENT", &Config::tcp_unsent, "tcp: bytes that the kernel may hold unsent"),
-      bytes("WEFT_MICRO_OP_BYTES", &Config::micro_op_bytes, "longest piece of a gradient message; 0: by time"),
-      duration("WEFT_MICRO_OP_TIME", &Config::micro_op_time, "length of a micro-op at the measured bandwidth"),
-      bytes("WEFT_WINDOW_BYTES", &Config::window_bytes, "non-blocking bytes in the transport at a time; 0: two micro-ops"),
-      duration("WEFT_HOLD_LIMIT", &Config::hold_limit, "gradient traffic is held back for blocking traffic at most so long"),
-      duration("WEFT_STALL_LIMIT", &Config::stall_limit, "a message without a receiver gives its place back after this"),
+      bytes("WEFT_MICRO_OP_BYTES", &Config::micro_op_bytes,
+            "longest piece of a gradient message; 0: by time"),
+      duration("WEFT_MICRO_OP_TIME", &Config::micro_op_time,
+               "length of a micro-op at the measured bandwidth"),
+      bytes("WEFT_WINDOW_BYTES", &Config::window_bytes,
+            "non-blocking bytes in the transport at a time; 0: two micro-ops"),
+      duration("WEFT_HOLD_LIMIT", &Config::hold_limit,
+               "gradient traffic is held back for blocking traffic at most so long"),
+      duration("WEFT_STALL_LIMIT", &Config::stall_limit,
+               "a message without a receiver gives its place back after this"),
       number("WEFT_WORKERS", &Config::workers, 0, 1024, "threads for long computations, per process"),
-      choice("WEFT_CHECKSUM", &Config::checksum, {"remote", "always"}, "payload checksums: between processes, or always"),
+      choice("WEFT_CHECKSUM", &Config::checksum, {"remote", "always"},
+             "payload checksums: between processes, or always"),
       duration("WEFT_TIMEOUT", &Config::operation_timeout, "deadline of an operation"),
       duration("WEFT_CONNECT_TIMEOUT", &Config::connect_timeout, "deadline for all ranks to be there"),
       duration("WEFT_HEARTBEAT", &Config::heartbeat, "tcp: sign of life when idle"),
@@ -96,7 +105,8 @@ std::vector<Knob> knobs() {
 Config Config::from_environment(const std::function<const char*(const char*)>& lookup,
                                 const std::vector<std::string>& names) {
   // Set by tools around weft, not knobs: where `netlab` wants the byte counts, what tests are told.
-  static const std::vector<std::string> others = {"WEFT_NETLAB_REPORT", "WEFT_TEST_GRID", "WEFT_SOAK"};
+  static const std::vector<std::string> others = {"WEFT_NETLAB_REPORT", "WEFT_NETLAB_RUN", "WEFT_TEST_GRID",
+                                                  "WEFT_SOAK", "WEFT_SOAK_ROUND"};
   Config config;
   const std::vector<Knob> table = knobs();
   for (const Knob& knob : table) {

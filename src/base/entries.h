@@ -1,6 +1,7 @@
-// Entries of a sparse vector or of one block of it: an index and a value each, kept in two arrays so that indices can be
-// coded, compared and merged without touching the values. Everywhere in weft a list of entries is sorted by strictly
-// increasing index. Indices count inside the block (patterns/deal.h says which element of the vector that is).
+// Entries of a sparse vector or of one block of it: an index and a value each, kept in two arrays so that
+// indices can be coded, compared and merged without touching the values. Everywhere in weft a list of entries
+// is sorted by strictly increasing index. Indices count inside the block (patterns/deal.h says which element
+// of the vector that is).
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,9 @@ struct Entries {
     values.push_back(value);
   }
   EntriesView view() const { return {indices, values}; }
-  operator EntriesView() const { return view(); }  // NOLINT(google-explicit-constructor): owned entries are entries
+  operator EntriesView() const {
+    return view();
+  }  // NOLINT(google-explicit-constructor): owned entries are entries
   friend bool operator==(const Entries&, const Entries&) = default;
 };
 

@@ -8,7 +8,8 @@ Timer::~Timer() {
 
 void Executor::post(Remote& work) noexcept {
   work.next = inbox_.load(std::memory_order_relaxed);
-  while (!inbox_.compare_exchange_weak(work.next, &work, std::memory_order_release, std::memory_order_relaxed)) {
+  while (
+      !inbox_.compare_exchange_weak(work.next, &work, std::memory_order_release, std::memory_order_relaxed)) {
   }
   if (wake_) wake_();
 }

@@ -32,14 +32,15 @@ LogLevel parse_level(std::string_view text) {
 
 struct Log::Sink {
   Sink(LogLevel l, int rank)
-      : level(l), logger("rank " + std::to_string(rank), std::make_shared<spdlog::sinks::stderr_color_sink_mt>()) {
+      : level(l),
+        logger("rank " + std::to_string(rank), std::make_shared<spdlog::sinks::stderr_color_sink_mt>()) {
     logger.set_pattern("%H:%M:%S.%e %^%l%$ [%n] %v");
     logger.set_level(spdlog::level::trace);
     logger.flush_on(spdlog::level::trace);
   }
   void write(LogLevel l, const std::string& line) {
-    static constexpr spdlog::level::level_enum levels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
-                                                           spdlog::level::err};
+    static constexpr spdlog::level::level_enum levels[] = {spdlog::level::debug, spdlog::level::info,
+                                                           spdlog::level::warn, spdlog::level::err};
     logger.log(levels[static_cast<int>(l)], "{}", line);
   }
   LogLevel level;

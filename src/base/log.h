@@ -1,5 +1,5 @@
-// One line per event, with time, level and rank, on stderr. No globals: whoever logs holds the Log that its owner made.
-// fmt and spdlog stay behind this file.
+// One line per event, with time, level and rank, on stderr. No globals: whoever logs holds the Log that its
+// owner made. fmt and spdlog stay behind this file.
 #pragma once
 
 #include <memory>

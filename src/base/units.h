@@ -1,4 +1,5 @@
-// Sizes and durations as people write them. One parser for the environment, the command line and config files.
+// Sizes and durations as people write them. One parser for the environment, the command line and config
+// files.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ Time parse_duration(std::string_view text);
 // A whole number in [low, high].
 long long parse_integer(std::string_view text, long long low, long long high);
 
-std::string bytes_text(std::size_t bytes);    // "64 KiB"
-std::string duration_text(Time duration);     // "50 ms"
+std::string bytes_text(std::size_t bytes);  // "64 KiB"
+std::string duration_text(Time duration);   // "50 ms"
 
 }  // namespace weft

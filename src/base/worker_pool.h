@@ -1,4 +1,5 @@
-// Threads for computations that would hold up the communication thread. One per process, made by its owner and passed in.
+// Threads for computations that would hold up the communication thread. One per process, made by its owner
+// and passed in.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +19,8 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Any thread. `work` must not throw and is not touched after it was called; its target may end its own life.
+  // Any thread. `work` must not throw and is not touched after it was called; its target may end its own
+  // life.
   void submit(FunctionRef<void()> work);
   int threads() const { return static_cast<int>(threads_.size()); }
 

@@ -263,7 +263,7 @@ const Algorithm kAllToAll[] = {
 
 std::string_view name_of(Family family) {
   constexpr std::string_view names[] = {"allreduce", "reducescatter", "allgather", "broadcast",
-                                        "barrier",   "alltoall",      "message"};
+                                        "barrier",   "alltoall",      "message",   "sparse_allreduce"};
   const auto i = static_cast<std::size_t>(family);
   return i < std::size(names) ? names[i] : "unknown";
 }
@@ -283,6 +283,7 @@ std::span<const Algorithm> algorithms(Family family) {
     case Family::all_to_all:
       return kAllToAll;
     case Family::message:
+    case Family::sparse_all_reduce:  // sparse_allreduce/table.cc
       return {};
   }
   return {};

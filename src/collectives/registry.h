@@ -24,7 +24,8 @@ enum class Family : std::uint8_t {
   broadcast,
   barrier,
   all_to_all,
-  message
+  message,
+  sparse_all_reduce
 };
 inline constexpr Family kFamilies[] = {Family::all_reduce, Family::reduce_scatter, Family::all_gather,
                                        Family::broadcast,  Family::barrier,        Family::all_to_all};

@@ -5,7 +5,8 @@
 namespace weft {
 
 namespace {
-// Long enough to catch an answer that is on its way, short enough to leave the core to the others when ranks outnumber cores.
+// Long enough to catch an answer that is on its way, short enough to leave the core to the others when ranks
+// outnumber cores.
 constexpr Time kSpin = 20us;
 }  // namespace
 
@@ -20,7 +21,8 @@ CommunicationThread::~CommunicationThread() {
 
 void CommunicationThread::run() {
   const Clock& clock = engine_.transport().clock();
-  Time last = clock.now();  // when something last happened; a wait that ends for nothing (as on mpi) is no reason to spin again
+  Time last = clock.now();  // when something last happened; a wait that ends for nothing (as on mpi) is no
+                            // reason to spin again
   while (!stop_.load(std::memory_order_acquire)) {
     if (engine_.poll()) {
       last = clock.now();

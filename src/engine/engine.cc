@@ -29,7 +29,8 @@ struct Root {
   };
 };
 
-// REQUIRES: `submission` outlives the task, which the engine's list of running operations sees to; `end` is called last.
+// REQUIRES: `submission` outlives the task, which the engine's list of running operations sees to; `end` is
+// called last.
 template <class End>
 Root run_root(Executor& executor, Submission& submission, End end) {
   static_cast<void>(executor);
@@ -65,8 +66,8 @@ bool is_usage_error(const std::exception_ptr& error) {
 // "all_reduce (slot 3, step 12)"
 std::string title(const Operation& operation) {
   const bool unnamed = (operation.slot & kUnnamed) != 0;
-  return std::string(operation.name) + (unnamed ? " (call " : " (slot ") + std::to_string(operation.slot & ~kUnnamed) +
-         ", step " + std::to_string(operation.step) + ")";
+  return std::string(operation.name) + (unnamed ? " (call " : " (slot ") +
+         std::to_string(operation.slot & ~kUnnamed) + ", step " + std::to_string(operation.step) + ")";
 }
 
 // Whom the operation waits for: the first receive that is pending, else the first send.
@@ -89,10 +90,14 @@ void Submission::somebody_waits() {
 }
 
 Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* pool)
-    : transport_(transport), options_(options), arena_(std::make_shared<Arena>()), executor_(*arena_, transport.clock()),
+    : transport_(transport),
+      options_(options),
+      arena_(std::make_shared<Arena>()),
+      executor_(*arena_, transport.clock()),
       scheduler_(std::make_unique<Scheduler>(transport, options_)),
       endpoint_(std::make_unique<Endpoint>(*scheduler_, executor_, pool)) {
-  if (options.hold_limit < Time{0} || options.stall_limit <= Time{0} || options.operation_timeout <= Time{0}) {
+  if (options.hold_limit < Time{0} || options.stall_limit <= Time{0} ||
+      options.operation_timeout <= Time{0}) {
     throw UsageError("engine: hold_limit, stall_limit and operation_timeout must be positive");
   }
   scheduler_->set_endpoint(*endpoint_);
@@ -111,8 +116,8 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
     throw UsageError("submit: a slot must be below " + std::to_string(kUnnamed));
   }
   if (options.timeout < Time{0}) throw UsageError("submit: the timeout is negative");
-  auto submission = std::allocate_shared<Submission>(detail::ArenaAllocator<Submission>(arena_), *this, comm, options,
-                                                     std::move(make));
+  auto submission = std::allocate_shared<Submission>(detail::ArenaAllocator<Submission>(arena_), *this, comm,
+                                                     options, std::move(make));
   submission->timeout = options.timeout == Time{0} ? options_.operation_timeout : options.timeout;
   submission->submitted = executor_.now();
   submission->keep = submission;
@@ -209,8 +214,8 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
 void Engine::expired(Submission& s) {
   const TransferRecord* wait = culprit(s.operation);
   const double waited = seconds(executor_.now() - s.started);
-  std::string what = "rank " + std::to_string(transport_.rank()) + ": " + title(s.operation) + " did not end within " +
-                     std::to_string(seconds(s.timeout)) + " s";
+  std::string what = "rank " + std::to_string(transport_.rank()) + ": " + title(s.operation) +
+                     " did not end within " + std::to_string(seconds(s.timeout)) + " s";
   if (wait != nullptr) {
     const bool receive = dynamic_cast<const RecvRecord*>(wait) != nullptr;
     what += receive ? "; waiting for rank " : "; not taken by rank ";
@@ -226,7 +231,8 @@ void Engine::fail(std::exception_ptr cause) noexcept {
   for (const std::shared_ptr<Submission>& s : running_) s->operation.fail(failure_);
 }
 
-// Peers are told only when nothing of ours is in flight any more: their goodbye must not find us reading their memory.
+// Peers are told only when nothing of ours is in flight any more: their goodbye must not find us reading
+// their memory.
 void Engine::close_when_empty() noexcept {
   if (closed_ || !failure_ || !running_.empty()) return;
   closed_ = true;
@@ -242,14 +248,17 @@ void Engine::shut_down(std::exception_ptr cause) noexcept {
   while (executor_.run()) continue;  // what was submitted before is known now
   if (!running_.empty()) {
     fail(std::make_exception_ptr(TransportError(TransportError::Kind::closed, -1,
-                                                "rank " + std::to_string(transport_.rank()) + " shut down with " +
-                                                    std::to_string(running_.size()) + " operations in flight")));
+                                                "rank " + std::to_string(transport_.rank()) +
+                                                    " shut down with " + std::to_string(running_.size()) +
+                                                    " operations in flight")));
   }
   while (!running_.empty()) {  // computations on the worker pool are waited for
     if (!executor_.run()) std::this_thread::yield();
   }
-  if (failure_) close_when_empty();
-  else transport_.close("");
+  if (failure_)
+    close_when_empty();
+  else
+    transport_.close("");
   closed_ = true;
   while (executor_.run()) continue;
 }

@@ -42,7 +42,7 @@ void Scheduler::post(SendRecord& send) noexcept {
   send.schedule.stage = SendRecord::Stage::queued;
   queues_[{send.operation.traffic, send.operation.priority}].push(send);
   ++queued_;
-  next_aging_ = std::min(next_aging_, later(send.schedule.queued, options_.hold_limit));
+  if (was_held_) next_aging_ = std::min(next_aging_, later(send.schedule.queued, options_.hold_limit));
   if (send.operation.waited_for) look_again_ = true;
   if (!held() && (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window())) pump();
 }
@@ -97,7 +97,8 @@ void Scheduler::cancel(TransferRecord& record) noexcept {
 // On a slow link a long message takes its time without being stalled: four times what the whole window needs.
 Time Scheduler::stalled_at(const SendRecord& send) const {
   if (options_.stall_limit == kNever) return kNever;
-  const double busy = 4 * static_cast<double>(std::max(window(), send.payload.size())) * endpoint_->cost().seconds_per_byte;
+  const double busy =
+      4 * static_cast<double>(std::max(window(), send.payload.size())) * endpoint_->cost().seconds_per_byte;
   return send.schedule.begun + options_.stall_limit + from_seconds(busy);
 }
 
@@ -119,7 +120,7 @@ bool Scheduler::start_held(Time now) {
   for (auto& [key, list] : queues_) {
     for (SendRecord* send = list.first; send != nullptr;) {
       SendRecord* next = send->schedule.next;
-      const Time due = later(send->schedule.queued, options_.hold_limit);
+      const Time due = later(std::max(send->schedule.queued, held_since_), options_.hold_limit);
       const bool wanted = send->operation.waited_for && options_.hold_limit != kNever;
       if (wanted || now >= due) {
         start(*send, now, true);
@@ -152,6 +153,11 @@ bool Scheduler::pump() noexcept {
     return false;
   }
   const Time now = clock().now();
+  if (held() && !was_held_) {
+    held_since_ = now;
+    next_aging_ = later(now, options_.hold_limit);
+  }
+  was_held_ = held();
   give_back_stalled(now);
   return held() ? start_held(now) : start_free(now);
 }

@@ -1,7 +1,8 @@
-// Decides when a message may leave: a Transport in front of the engine's transport. The rules are in weft/engine.h.
+// Decides when a message may leave: a Transport in front of the engine's transport. The rules are in
+// weft/engine.h.
 //
-// A send walks fresh -> queued -> moving -> done; `stalled` is moving without counting against the window. Queued sends stand
-// in one list per (class, priority), oldest first. Receives pass straight through.
+// A send walks fresh -> queued -> moving -> done; `stalled` is moving without counting against the window.
+// Queued sends stand in one list per (class, priority), oldest first. Receives pass straight through.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,8 @@ class Scheduler final : public Transport, public SendObserver {
   // A blocking operation of this rank is known / has ended.
   void blocking_begins() { ++blocking_; }
   void blocking_ends() { --blocking_; }
-  void hold() { holds_.fetch_add(1); }      // any thread
-  void release() { holds_.fetch_sub(1); }   // any thread
+  void hold() { holds_.fetch_add(1); }       // any thread
+  void release() { holds_.fetch_sub(1); }    // any thread
   void look_again() { look_again_ = true; }  // somebody waits for a ticket now
   // Starts what may start. True if anything did.
   bool pump() noexcept;
@@ -35,7 +36,9 @@ class Scheduler final : public Transport, public SendObserver {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
   void cancel(TransferRecord& record) noexcept override;
-  void add_group(std::uint64_t group, std::span<const int> members) override { inner_.add_group(group, members); }
+  void add_group(std::uint64_t group, std::span<const int> members) override {
+    inner_.add_group(group, members);
+  }
   bool poll() noexcept override { return inner_.poll(); }
   Time next_event() const override { return inner_.next_event(); }
   void wait(Time until) noexcept override { inner_.wait(until); }
@@ -63,7 +66,8 @@ class Scheduler final : public Transport, public SendObserver {
   Transport& inner_;
   const EngineOptions& options_;
   const Endpoint* endpoint_ = nullptr;
-  std::map<std::pair<TrafficClass, int>, List> queues_;  // a list stays when it is empty: no allocation per message
+  std::map<std::pair<TrafficClass, int>, List>
+      queues_;  // a list stays when it is empty: no allocation per message
   std::size_t queued_ = 0;
   List moving_;  // counts against the window, in order of start
   std::size_t moving_bytes_ = 0;
@@ -71,6 +75,8 @@ class Scheduler final : public Transport, public SendObserver {
   std::atomic<int> holds_{0};
   bool look_again_ = false;
   Time next_aging_ = kNever;
+  bool was_held_ = false;  // age counts from where holding began: waiting in a busy window is not being held
+  Time held_since_{};
 };
 
 }  // namespace weft

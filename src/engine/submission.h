@@ -19,7 +19,8 @@ struct ArenaAllocator {
   using value_type = T;
   explicit ArenaAllocator(std::shared_ptr<Arena> a) : arena(std::move(a)) {}
   template <class U>
-  ArenaAllocator(const ArenaAllocator<U>& other) : arena(other.arena) {}  // NOLINT(google-explicit-constructor)
+  ArenaAllocator(const ArenaAllocator<U>& other)
+      : arena(other.arena) {}  // NOLINT(google-explicit-constructor)
   T* allocate(std::size_t n) { return static_cast<T*>(arena->allocate(n * sizeof(T))); }
   void deallocate(T* p, std::size_t n) noexcept { arena->deallocate(p, n * sizeof(T)); }
   template <class U>

@@ -43,7 +43,9 @@ Time Ticket::finished() const { return submission_->finished; }
 
 Ticket::Awaiter Ticket::operator co_await() const { return Awaiter(submission_); }
 
-bool Ticket::Awaiter::await_ready() const noexcept { return submission_->done.load(std::memory_order_acquire); }
+bool Ticket::Awaiter::await_ready() const noexcept {
+  return submission_->done.load(std::memory_order_acquire);
+}
 
 bool Ticket::Awaiter::enlist(std::coroutine_handle<> waiter, Executor& executor) {
   detail::Submission& s = *submission_;

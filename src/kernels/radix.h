@@ -1,5 +1,6 @@
-// The k-th largest of many magnitude keys without sorting: three histograms of 11, 11 and 9 bits, from the highest bits
-// down, each over the keys that share the bits found so far. Three passes, 8 KiB of stack, no memory.
+// The k-th largest of many magnitude keys without sorting: three histograms of 11, 11 and 9 bits, from the
+// highest bits down, each over the keys that share the bits found so far. Three passes, 8 KiB of stack, no
+// memory.
 #pragma once
 
 #include <array>
@@ -14,8 +15,8 @@ struct Bar {
   std::int64_t ties = 0;
 };
 
-// `each(f)` calls f(key) for every key, always the same ones. Keys are below 2^31; zeros do not count: where fewer than k keys
-// are not zero the bar is {0, 0}, which they all pass. REQUIRES: k >= 1.
+// `each(f)` calls f(key) for every key, always the same ones. Keys are below 2^31; zeros do not count: where
+// fewer than k keys are not zero the bar is {0, 0}, which they all pass. REQUIRES: k >= 1.
 template <class Each>
 Bar find_bar(std::int64_t k, Each&& each) {
   constexpr int kShifts[] = {20, 9, 0};
@@ -31,7 +32,8 @@ Bar find_bar(std::int64_t k, Each&& each) {
       if (key != 0 && key >> above == known) ++histogram[key >> shift & mask];
     });
     int bin = static_cast<int>(mask);
-    for (; bin >= 0 && k > histogram[static_cast<std::size_t>(bin)]; --bin) k -= histogram[static_cast<std::size_t>(bin)];
+    for (; bin >= 0 && k > histogram[static_cast<std::size_t>(bin)]; --bin)
+      k -= histogram[static_cast<std::size_t>(bin)];
     if (bin < 0) return {};  // only on the first level
     known = known << (above - shift) | static_cast<std::uint32_t>(bin);
   }

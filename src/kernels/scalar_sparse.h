@@ -1,5 +1,5 @@
-// The plain twins of selection and of the sparse kernels, written to be read: they are the definition, and tests compare. They
-// sort, and allocate as they like.
+// The plain twins of selection and of the sparse kernels, written to be read: they are the definition, and
+// tests compare. They sort, and allocate as they like.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,10 @@ inline std::vector<std::size_t> positions_of_largest(EntriesView entries, std::i
   return order;
 }
 
-inline void accumulate(std::span<const float> gradient, std::span<const float> residual, std::span<float> staged) {
-  for (std::size_t i = 0; i < staged.size(); ++i) staged[i] = gradient[i] + (residual.empty() ? 0.0f : residual[i]);
+inline void accumulate(std::span<const float> gradient, std::span<const float> residual,
+                       std::span<float> staged) {
+  for (std::size_t i = 0; i < staged.size(); ++i)
+    staged[i] = gradient[i] + (residual.empty() ? 0.0f : residual[i]);
 }
 
 inline Entries cut(std::span<float> staged, const Deal& deal, int block, std::int64_t quota) {
@@ -69,8 +71,10 @@ inline void keep_largest(Entries& entries, std::int64_t k, Entries& discards) {
   discards.clear();
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool is_kept = std::binary_search(kept.begin(), kept.end(), i);
-    if (is_kept) largest.push_back(entries.indices[i], entries.values[i]);
-    else if (entries.values[i] != 0.0f) discards.push_back(entries.indices[i], entries.values[i]);
+    if (is_kept)
+      largest.push_back(entries.indices[i], entries.values[i]);
+    else if (entries.values[i] != 0.0f)
+      discards.push_back(entries.indices[i], entries.values[i]);
   }
   entries = largest;
 }

@@ -13,7 +13,8 @@ void scan_plain(std::span<const Deal::Run> runs, ScanState& state) {
       std::uint64_t bits = 0;
       for (std::int64_t j = 0; j < chunk; ++j) {
         const std::int64_t at = run.first + i + j;
-        const float sum = state.residual != nullptr ? state.gradient[at] + state.residual[at] : state.gradient[at];
+        const float sum =
+            state.residual != nullptr ? state.gradient[at] + state.residual[at] : state.gradient[at];
         const std::uint32_t key = std::bit_cast<std::uint32_t>(sum) & 0x7fff'ffffu;
         state.staged[at] = sum;
         state.largest = std::max(state.largest, key);

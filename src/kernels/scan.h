@@ -1,5 +1,6 @@
-// The inner loop of selection (kernels/select.h): staged = gradient + residual over runs of elements, noting the indices of
-// those that reach their block's threshold. Plain, and with Highway for the widest instructions of the processor.
+// The inner loop of selection (kernels/select.h): staged = gradient + residual over runs of elements, noting
+// the indices of those that reach their block's threshold. Plain, and with Highway for the widest
+// instructions of the processor.
 #pragma once
 
 #include <bit>
@@ -15,7 +16,7 @@ inline constexpr std::int64_t kScanChunk = 64;  // elements whose comparisons fi
 
 // Where a block's candidates go. Once more than `limit` were noted nothing more is, and `open` is false.
 struct ScanBlock {
-  std::uint32_t threshold = 1;      // a magnitude_key, at least 1
+  std::uint32_t threshold = 1;       // a magnitude_key, at least 1
   std::uint32_t* indices = nullptr;  // room for limit + kScanChunk
   std::size_t count = 0;
   std::size_t limit = 0;

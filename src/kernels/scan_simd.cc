@@ -1,5 +1,6 @@
-// The scan for every instruction set that Highway knows on this architecture; the widest that the processor has is taken at
-// run time. This file is compiled once for each of them (foreach_target.h includes it again). Empty without Highway.
+// The scan for every instruction set that Highway knows on this architecture; the widest that the processor
+// has is taken at run time. This file is compiled once for each of them (foreach_target.h includes it again).
+// Empty without Highway.
 #if WEFT_HAVE_HIGHWAY
 
 #undef HWY_TARGET_INCLUDE
@@ -19,10 +20,11 @@ using Floats = hn::CappedTag<float, 16>;
 using Ints = hn::RebindToSigned<Floats>;
 using IntVec = hn::Vec<Ints>;
 
-// One vector: adds, stores, and returns a bit for each element that reaches the threshold. Keys are below 2^31, so
-// signed comparisons do, which every instruction set has.
+// One vector: adds, stores, and returns a bit for each element that reaches the threshold. Keys are below
+// 2^31, so signed comparisons do, which every instruction set has.
 template <bool kResidual>
-HWY_INLINE std::uint64_t add_and_compare(const ScanState& state, std::int64_t at, IntVec below, IntVec& largest) {
+HWY_INLINE std::uint64_t add_and_compare(const ScanState& state, std::int64_t at, IntVec below,
+                                         IntVec& largest) {
   const Floats f;
   const Ints d;
   auto sum = hn::LoadU(f, state.gradient + at);
@@ -66,7 +68,8 @@ HWY_INLINE void scan_runs(std::span<const Deal::Run> runs, ScanState& state) {
     }
     std::uint64_t bits = 0;
     for (std::int64_t i = whole; i < run.length; ++i) {
-      bits |= add_and_compare_one<kResidual>(state, run.first + i, block.threshold, largest_of_rest) << (i - whole);
+      bits |= add_and_compare_one<kResidual>(state, run.first + i, block.threshold, largest_of_rest)
+              << (i - whole);
     }
     if (bits != 0) note(bits, static_cast<std::uint32_t>(run.local + whole), block);
   }
@@ -75,8 +78,10 @@ HWY_INLINE void scan_runs(std::span<const Deal::Run> runs, ScanState& state) {
 }
 
 void scan(std::span<const Deal::Run> runs, ScanState& state) {
-  if (state.residual != nullptr) scan_runs<true>(runs, state);
-  else scan_runs<false>(runs, state);
+  if (state.residual != nullptr)
+    scan_runs<true>(runs, state);
+  else
+    scan_runs<false>(runs, state);
 }
 
 }  // namespace weft::kernels::HWY_NAMESPACE

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -19,26 +20,32 @@ namespace {
 using kernels::Bar;
 using kernels::find_bar;
 
-// How much is looked at to estimate thresholds: enough for the number that passes to be known within a few per cent. Elements
-// are taken by eight, since a cache line costs the same; more at a time would see too few places of data that comes in rows.
-constexpr std::int64_t kSampleOfAll = 1 << 18;
-constexpr std::int64_t kSampleOfBlock = 1 << 11;  // at least
-constexpr std::int64_t kHitsWanted = 1024;        // sampled elements above the threshold
+// How much is looked at to estimate thresholds: enough for the number that passes to be known within a few
+// per cent. Elements are taken by eight, since a cache line costs the same; more at a time would see too few
+// places of data that comes in rows.
+constexpr std::int64_t kHitsWanted = 1024;  // sampled elements above the threshold
+constexpr std::int64_t kLeastSample = 4096;
+constexpr std::int64_t kMostSample = 1 << 18;
 constexpr std::int64_t kTogether = 8;
 static_assert(Deal::kRun % kTogether == 0, "elements taken together are neighbours in the vector");
 
 // A block with more candidates than this is read again instead.
-std::int64_t most_candidates(std::int64_t quota, std::int64_t count) { return std::min(count, 4 * quota + 4096); }
+std::int64_t most_candidates(std::int64_t quota, std::int64_t count) {
+  return std::min(count, 4 * quota + 4096);
+}
 
 void check(const StagedStep& step, const Deal& deal) {
   const auto n = static_cast<std::size_t>(deal.total());
-  if (step.gradient.size() != n || step.staged.size() != n || (step.residual.size() != n && !step.residual.empty())) {
+  if (step.gradient.size() != n || step.staged.size() != n ||
+      (step.residual.size() != n && !step.residual.empty())) {
     throw UsageError("selection over " + std::to_string(n) + " elements got a gradient of " +
-                     std::to_string(step.gradient.size()) + ", a residual of " + std::to_string(step.residual.size()) +
-                     " and room for " + std::to_string(step.staged.size()));
+                     std::to_string(step.gradient.size()) + ", a residual of " +
+                     std::to_string(step.residual.size()) + " and room for " +
+                     std::to_string(step.staged.size()));
   }
   if (deal.longest() > 0xffff'ffffll) {
-    throw UsageError("a block of " + std::to_string(deal.longest()) + " elements is too long: 2^32 - 1 at most");
+    throw UsageError("a block of " + std::to_string(deal.longest()) +
+                     " elements is too long: 2^32 - 1 at most");
   }
 }
 
@@ -46,49 +53,78 @@ std::uint32_t key_at(const StagedStep& step, std::size_t at) {
   return magnitude_key(step.residual.empty() ? step.gradient[at] : step.gradient[at] + step.residual[at]);
 }
 
-std::int64_t sample_size(const Deal& deal, int block, std::int64_t quota) {
-  const std::int64_t count = deal.count(block);
-  const auto wanted = static_cast<std::int64_t>(static_cast<double>(kHitsWanted) * static_cast<double>(count) /
-                                                static_cast<double>(std::max(quota, std::int64_t{1})));
-  const std::int64_t size = std::max(kSampleOfBlock, std::min(wanted, kSampleOfAll / deal.blocks()));
-  return size < count / 2 ? size / kTogether * kTogether : count;
-}
-
-// Keys of a fixed sample of the block: one group of neighbours from each of `size` / kTogether equal parts of it, at a hashed
-// place, so that every layer is seen in proportion. Or of the whole block.
-void take_sample(const StagedStep& step, const Deal& deal, int block, std::int64_t size, std::vector<std::uint32_t>& keys) {
+// Keys of a fixed sample of `count` elements with `quota` to be found: one group of neighbours from each of
+// many equal parts, at a hashed place, so that every layer is seen in proportion. Of few elements all are
+// taken. `at` gives the place of the n-th element; eight from a multiple of eight are neighbours.
+template <class At>
+void take_sample(const StagedStep& step, std::int64_t count, std::int64_t quota, const At& at,
+                 std::vector<std::uint32_t>& keys) {
+  const std::int64_t wanted = static_cast<std::int64_t>(
+      static_cast<double>(kHitsWanted) * static_cast<double>(count) / static_cast<double>(quota));
+  const std::int64_t size = std::clamp(wanted, kLeastSample, kMostSample);
   keys.clear();
-  const std::int64_t count = deal.count(block);
-  if (size == count) {
-    deal.for_each_run_of(block, [&](const Deal::Run& run) {
-      for (std::int64_t i = 0; i < run.length; ++i) keys.push_back(key_at(step, static_cast<std::size_t>(run.first + i)));
-    });
+  if (size >= count / 2) {
+    for (std::int64_t i = 0; i < count; ++i) keys.push_back(key_at(step, at(i)));
     return;
   }
-  const std::int64_t groups = count / kTogether;  // whole ones
+  const std::int64_t groups = count / kTogether;
   const std::int64_t parts = size / kTogether;
-  for (std::int64_t part = 0; part < parts; ++part) {
-    const std::int64_t begin = part * groups / parts;
-    const std::int64_t end = (part + 1) * groups / parts;
-    const auto jitter = static_cast<std::int64_t>((mix(static_cast<std::uint64_t>(part)) >> 32) *
-                                                  static_cast<std::uint64_t>(end - begin) >> 32);
-    const auto at = static_cast<std::size_t>(deal.global(block, (begin + jitter) * kTogether));
-    for (std::size_t i = 0; i < static_cast<std::size_t>(kTogether); ++i) keys.push_back(key_at(step, at + i));
+  constexpr std::int64_t kBatch = 32;
+  std::array<std::size_t, kBatch> places;
+  for (std::int64_t first = 0; first < parts; first += kBatch) {
+    const std::int64_t batch = std::min(kBatch, parts - first);
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const std::int64_t begin = (first + i) * groups / parts;
+      const std::int64_t end = (first + i + 1) * groups / parts;
+      const std::uint64_t hash = mix(static_cast<std::uint64_t>(first + i)) >> 32;
+      const auto jitter = static_cast<std::int64_t>((hash * static_cast<std::uint64_t>(end - begin)) >> 32);
+      const std::size_t place = at((begin + jitter) * kTogether);
+      places[static_cast<std::size_t>(i)] = place;
+      __builtin_prefetch(&step.gradient[place]);
+      if (!step.residual.empty()) __builtin_prefetch(&step.residual[place]);
+    }
+    for (std::int64_t i = 0; i < batch; ++i) {
+      const std::size_t place = places[static_cast<std::size_t>(i)];
+      for (std::size_t j = 0; j < static_cast<std::size_t>(kTogether); ++j)
+        keys.push_back(key_at(step, place + j));
+    }
   }
 }
 
-// The key that, going by the sample, somewhat more than `quota` of the block's elements reach. The margin is three standard
-// deviations of the number of hits in a sample of independent elements.
-std::uint32_t threshold_from(const std::vector<std::uint32_t>& sample, std::int64_t quota, std::int64_t count) {
-  const auto size = static_cast<double>(sample.size());
-  const double hits = size * static_cast<double>(quota) / static_cast<double>(count);
-  const bool whole = static_cast<std::int64_t>(sample.size()) == count;
-  const double rank = whole ? hits + hits / 64 + 1 : hits + 3 * std::sqrt(hits) + 2;
-  if (rank >= size) return 1;
-  const Bar bar = find_bar(static_cast<std::int64_t>(rank), [&](auto&& f) {
-    for (const std::uint32_t key : sample) f(key);
-  });
-  return std::max(bar.key, 1u);
+// Which of the sample's keys, counted from the largest, somewhat more than `quota` of a block's `count`
+// elements reach. The margin is three standard deviations of the hits in the sample, and of those in the
+// block if the sample is not its own.
+std::int64_t rank_in_sample(std::size_t sample, std::int64_t quota, std::int64_t count, bool shared) {
+  const auto wanted = static_cast<double>(quota);
+  const double hits = static_cast<double>(sample) * wanted / static_cast<double>(count);
+  const double variance = hits + (shared ? hits * hits / wanted : 0.0);
+  return static_cast<std::int64_t>(hits + 3 * std::sqrt(variance)) + 2;
+}
+
+// The thresholds of blocks [first, last) from one sample: its largest keys are put in order, and each block
+// takes its rank.
+void set_thresholds(std::span<BlockCandidates> blocks, const Deal& deal, int first,
+                    std::vector<std::uint32_t>& sample) {
+  const bool shared = blocks.size() > 1;
+  std::int64_t deepest = 0;
+  const auto rank_of = [&](std::size_t b) {
+    return rank_in_sample(sample.size(), blocks[b].quota, deal.count(first + static_cast<int>(b)), shared);
+  };
+  const auto size = static_cast<std::int64_t>(sample.size());
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (blocks[b].quota == 0) continue;
+    if (const std::int64_t rank = rank_of(b); rank < size) deepest = std::max(deepest, rank);
+  }
+  const auto end = sample.begin() + deepest;
+  std::nth_element(sample.begin(), end, sample.end(), std::greater<>());
+  std::sort(sample.begin(), end, std::greater<>());
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const std::int64_t rank = blocks[b].quota == 0 ? 0 : rank_of(b);
+    if (rank == 0)
+      blocks[b].threshold = kInfinityKey;  // nothing is wanted
+    else
+      blocks[b].threshold = rank < size ? std::max(sample[static_cast<std::size_t>(rank) - 1], 1u) : 1u;
+  }
 }
 
 // Runs work(0) .. work(tasks - 1), one of them on this thread.
@@ -100,15 +136,21 @@ void run_all(int tasks, const Work& work) {
   for (std::thread& other : others) other.join();
 }
 
-// The pass over elements [begin, end); candidates go into `into`, one for each block. Returns the largest key.
+// The pass over elements [begin, end); candidates go into `into`, one for each block. Returns the largest
+// key.
 std::uint32_t scan_range(const StagedStep& step, const Deal& deal, std::int64_t begin, std::int64_t end,
                          std::vector<BlockCandidates>& into, std::vector<kernels::ScanBlock>& blocks) {
   blocks.resize(into.size());
   for (std::size_t b = 0; b < into.size(); ++b) {
-    const auto limit = static_cast<std::size_t>(most_candidates(into[b].quota, deal.count(static_cast<int>(b))));
+    const auto limit =
+        static_cast<std::size_t>(most_candidates(into[b].quota, deal.count(static_cast<int>(b))));
     const std::size_t room = limit + static_cast<std::size_t>(kernels::kScanChunk);
     if (into[b].room.size() < room) into[b].room.resize(room);
-    blocks[b] = {.threshold = into[b].threshold, .indices = into[b].room.data(), .count = 0, .limit = limit, .open = true};
+    blocks[b] = {.threshold = into[b].threshold,
+                 .indices = into[b].room.data(),
+                 .count = 0,
+                 .limit = limit,
+                 .open = true};
   }
   kernels::ScanState state{.gradient = step.gradient.data(),
                            .residual = step.residual.empty() ? nullptr : step.residual.data(),
@@ -140,14 +182,16 @@ void join(std::vector<BlockCandidates>& into, const std::vector<BlockCandidates>
     if (!block.complete) continue;
     const std::size_t count = block.count + more[b].count;
     if (block.room.size() < count) block.room.resize(count);
-    std::copy_n(more[b].room.begin(), more[b].count, block.room.begin() + static_cast<std::ptrdiff_t>(block.count));
+    std::copy_n(more[b].room.begin(), more[b].count,
+                block.room.begin() + static_cast<std::ptrdiff_t>(block.count));
     block.count = count;
   }
 }
 
-// Step 1 of a cut: candidates that still reach the threshold, to block.scratch and block.values. Returns how many. Their cache
-// lines are fetched a batch ahead of their use.
-std::size_t take_candidates(std::span<const float> staged, const Deal& deal, int number, BlockCandidates& block) {
+// Step 1 of a cut: candidates that still reach the threshold, to block.scratch and block.values. Returns how
+// many. Their cache lines are fetched a batch ahead of their use.
+std::size_t take_candidates(std::span<const float> staged, const Deal& deal, int number,
+                            BlockCandidates& block) {
   constexpr std::size_t kBatch = 32;
   const std::size_t count = block.count;
   if (block.scratch.size() < count) block.scratch.resize(count);
@@ -174,9 +218,10 @@ std::size_t take_candidates(std::span<const float> staged, const Deal& deal, int
   return taken;
 }
 
-// Takes those of `count` candidates that pass the bar, in the order of their indices. Returns the largest key.
-std::uint32_t emit_candidates(std::span<float> staged, const Deal& deal, int number, Bar bar, std::size_t count,
-                              const BlockCandidates& block, Entries& out) {
+// Step 2: takes those of `count` candidates that pass the bar, in the order of their indices. Returns the
+// largest key.
+std::uint32_t emit_candidates(std::span<float> staged, const Deal& deal, int number, Bar bar,
+                              std::size_t count, const BlockCandidates& block, Entries& out) {
   std::size_t emitted = 0;
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -191,18 +236,37 @@ std::uint32_t emit_candidates(std::span<float> staged, const Deal& deal, int num
   return largest;
 }
 
+// Visits the runs of a block that lies scattered in memory, fetching a few runs ahead: the processor would
+// not guess them.
+template <class Visit>
+void read_runs(std::span<const float> staged, const Deal& deal, int number, const Visit& visit) {
+  constexpr std::int64_t kAhead = 8 * Deal::kRun;
+  constexpr std::size_t kLine = 16;
+  const std::int64_t count = deal.count(number);
+  deal.for_each_run_of(number, [&](const Deal::Run& run) {
+    if (run.length == Deal::kRun && run.local + kAhead + Deal::kRun <= count) {
+      const float* next = staged.data() + deal.global(number, run.local + kAhead);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(Deal::kRun); i += kLine)
+        __builtin_prefetch(next + i);
+    }
+    visit(run);
+  });
+}
+
 // The whole block read again: three times for the bar, once to take what passes it. Returns the largest key.
-std::uint32_t cut_by_reading(std::span<float> staged, const Deal& deal, int number, std::int64_t quota, Entries& out) {
+std::uint32_t cut_by_reading(std::span<float> staged, const Deal& deal, int number, std::int64_t quota,
+                             Entries& out) {
   Bar bar = find_bar(quota, [&](auto&& f) {
-    deal.for_each_run_of(number, [&](const Deal::Run& run) {
-      for (const float x : staged.subspan(static_cast<std::size_t>(run.first), static_cast<std::size_t>(run.length))) {
+    read_runs(staged, deal, number, [&](const Deal::Run& run) {
+      for (const float x :
+           staged.subspan(static_cast<std::size_t>(run.first), static_cast<std::size_t>(run.length))) {
         f(magnitude_key(x));
       }
     });
   });
   out.clear();
   std::uint32_t largest = 0;
-  deal.for_each_run_of(number, [&](const Deal::Run& run) {
+  read_runs(staged, deal, number, [&](const Deal::Run& run) {
     for (std::int64_t i = 0; i < run.length; ++i) {
       float& x = staged[static_cast<std::size_t>(run.first + i)];
       const std::uint32_t key = magnitude_key(x);
@@ -216,28 +280,39 @@ std::uint32_t cut_by_reading(std::span<float> staged, const Deal& deal, int numb
 }
 
 Verdict find_non_finite(std::span<const float> staged) {
-  const auto found = std::find_if(staged.begin(), staged.end(), [](float x) { return magnitude_key(x) >= kInfinityKey; });
+  const auto found =
+      std::find_if(staged.begin(), staged.end(), [](float x) { return magnitude_key(x) >= kInfinityKey; });
   return {.finite = false, .first_non_finite = found - staged.begin()};
 }
 
 }  // namespace
 
-void estimate_thresholds(const StagedStep& step, const Deal& deal, std::span<const std::int64_t> quotas, Candidates& candidates) {
+void estimate_thresholds(const StagedStep& step, const Deal& deal, std::span<const std::int64_t> quotas,
+                         Candidates& candidates) {
   check(step, deal);
   const auto blocks = static_cast<std::size_t>(deal.blocks());
   if (quotas.size() != blocks) {
     throw UsageError(std::to_string(quotas.size()) + " quotas for " + std::to_string(blocks) + " blocks");
   }
   candidates.blocks.resize(blocks);
+  std::int64_t wanted = 0;
   for (std::size_t b = 0; b < blocks; ++b) {
-    BlockCandidates& block = candidates.blocks[b];
+    candidates.blocks[b].quota = std::clamp(quotas[b], std::int64_t{0}, deal.count(static_cast<int>(b)));
+    wanted += candidates.blocks[b].quota;
+  }
+  if (wanted == 0) return set_thresholds(candidates.blocks, deal, 0, candidates.sample);
+  if (deal.kind() == Deal::Kind::dealt) {  // every block is a fair sample itself, so one will do
+    take_sample(
+        step, deal.total(), wanted, [](std::int64_t i) { return static_cast<std::size_t>(i); },
+        candidates.sample);
+    return set_thresholds(candidates.blocks, deal, 0, candidates.sample);
+  }
+  for (std::size_t b = 0; b < blocks; ++b) {
     const auto number = static_cast<int>(b);
-    const std::int64_t count = deal.count(number);
-    block.quota = std::clamp(quotas[b], std::int64_t{0}, count);
-    block.threshold = kInfinityKey;  // nothing is wanted
-    if (block.quota == 0) continue;
-    take_sample(step, deal, number, sample_size(deal, number, block.quota), candidates.sample);
-    block.threshold = threshold_from(candidates.sample, block.quota, count);
+    const std::int64_t quota = std::max(candidates.blocks[b].quota, std::int64_t{1});
+    const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(deal.global(number, i)); };
+    take_sample(step, deal.count(number), quota, at, candidates.sample);
+    set_thresholds(std::span(candidates.blocks).subspan(b, 1), deal, number, candidates.sample);
   }
 }
 
@@ -248,7 +323,8 @@ Verdict accumulate(const StagedStep& step, const Deal& deal, Candidates& candida
   }
   // Ranges begin at whole runs, so that no chunk of the scan is cut.
   const std::int64_t runs = deal.total() / Deal::kRun;
-  const int parts = static_cast<int>(std::clamp(runs, std::int64_t{1}, static_cast<std::int64_t>(std::max(threads, 1))));
+  const int parts =
+      static_cast<int>(std::clamp(runs, std::int64_t{1}, static_cast<std::int64_t>(std::max(threads, 1))));
   const Blocks ranges(parts, runs);
   const auto begin = [&](int part) { return part == parts ? deal.total() : ranges.begin(part) * Deal::kRun; };
   candidates.of_thread.resize(std::max(candidates.of_thread.size(), static_cast<std::size_t>(parts) - 1));
@@ -267,7 +343,8 @@ Verdict accumulate(const StagedStep& step, const Deal& deal, Candidates& candida
     largest[p] = scan_range(step, deal, begin(part), begin(part + 1),
                             part > 0 ? candidates.of_thread[p - 1] : candidates.blocks, candidates.scans[p]);
   });
-  for (int part = 1; part < parts; ++part) join(candidates.blocks, candidates.of_thread[static_cast<std::size_t>(part) - 1]);
+  for (int part = 1; part < parts; ++part)
+    join(candidates.blocks, candidates.of_thread[static_cast<std::size_t>(part) - 1]);
   if (*std::max_element(largest.begin(), largest.end()) >= kInfinityKey) return find_non_finite(step.staged);
   return {};
 }
@@ -296,7 +373,8 @@ void arrived(std::span<const std::uint32_t> indices, int block, Candidates& cand
   std::swap(into.room, into.scratch);
 }
 
-bool cut(std::span<float> staged, const Deal& deal, int block, std::int64_t quota, Candidates& candidates, Entries& out) {
+bool cut(std::span<float> staged, const Deal& deal, int block, std::int64_t quota, Candidates& candidates,
+         Entries& out) {
   quota = std::clamp(quota, std::int64_t{0}, deal.count(block));
   if (quota == 0) {
     out.clear();
@@ -306,7 +384,8 @@ bool cut(std::span<float> staged, const Deal& deal, int block, std::int64_t quot
   if (!pool.complete) return cut_by_reading(staged, deal, block, quota, out) < kInfinityKey;
   const std::size_t count = take_candidates(staged, deal, block, pool);
   const auto wanted = static_cast<std::size_t>(quota);
-  if (count < wanted && pool.threshold > 1) return cut_by_reading(staged, deal, block, quota, out) < kInfinityKey;
+  if (count < wanted && pool.threshold > 1)
+    return cut_by_reading(staged, deal, block, quota, out) < kInfinityKey;
   Bar bar;  // passed by all
   if (count > wanted) {
     bar = find_bar(quota, [&](auto&& f) {
@@ -317,9 +396,10 @@ bool cut(std::span<float> staged, const Deal& deal, int block, std::int64_t quot
   return emit_candidates(staged, deal, block, bar, count, pool, out) < kInfinityKey;
 }
 
-Verdict select_topk(const StagedStep& step, const Deal& deal, std::span<const std::int64_t> quotas, Candidates& candidates,
-                    std::span<Entries> out, int threads) {
-  if (out.size() != static_cast<std::size_t>(deal.blocks())) throw UsageError("selection needs a list for each block");
+Verdict select_topk(const StagedStep& step, const Deal& deal, std::span<const std::int64_t> quotas,
+                    Candidates& candidates, std::span<Entries> out, int threads) {
+  if (out.size() != static_cast<std::size_t>(deal.blocks()))
+    throw UsageError("selection needs a list for each block");
   estimate_thresholds(step, deal, quotas, candidates);
   const Verdict verdict = accumulate(step, deal, candidates, threads);
   if (!verdict.finite) return verdict;

@@ -1,14 +1,16 @@
 // How the elements of a vector are given to blocks.
 //
-// dealt       Runs of 64 elements go round the blocks like cards. A row is one round: a run for each of the m blocks, and
-//             each row begins at another block, by a fixed hash of its number. So every block is a fair sample of every
-//             layer (quotas of equal size then lose nothing on layers that differ in scale), a matrix whose row length
-//             is a multiple of 64 m puts no whole column into one block, and a block still comes in whole cache lines.
+// dealt       Runs of 64 elements go round the blocks like cards. A row is one round: a run for each of the m
+// blocks, and
+//             each row begins at another block, by a fixed hash of its number. So every block is a fair
+//             sample of every layer (quotas of equal size then lose nothing on layers that differ in scale),
+//             a matrix whose row length is a multiple of 64 m puts no whole column into one block, and a
+//             block still comes in whole cache lines.
 //               run = index / 64,  row = run / m,  block = (run mod m + rotation(row)) mod m
 // contiguous  Block b is one range (patterns/blocks.h), as in the paper.
 //
-// In both, the elements of a block are numbered from 0 in the order of the vector: `local` indices. Every row but the last
-// gives each block exactly 64 elements, so all of this is arithmetic without tables.
+// In both, the elements of a block are numbered from 0 in the order of the vector: `local` indices. Every row
+// but the last gives each block exactly 64 elements, so all of this is arithmetic without tables.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +41,12 @@ class Deal {
 
   // REQUIRES: blocks >= 1, 0 <= total < 2^61.
   constexpr Deal(Kind kind, int blocks, std::int64_t total)
-      : contiguous_(kind == Kind::contiguous || blocks == 1), kind_(kind), even_(blocks, total),
-        rows_(total / (kRun * blocks)), rest_(total % (kRun * blocks)), turn_(rotation(rows_)) {}
+      : contiguous_(kind == Kind::contiguous || blocks == 1),
+        kind_(kind),
+        even_(blocks, total),
+        rows_(total / (kRun * blocks)),
+        rest_(total % (kRun * blocks)),
+        turn_(rotation(rows_)) {}
 
   constexpr Kind kind() const { return kind_; }
   constexpr int blocks() const { return even_.size(); }
@@ -57,7 +63,8 @@ class Deal {
   // Where block b begins when the blocks are laid end to end; first(blocks()) is the total.
   constexpr std::int64_t first(int block) const {
     if (contiguous_) return even_.begin(block);
-    // The last row gives whole runs to `full` blocks from turn_ on (cyclically), and what is left to the one after them.
+    // The last row gives whole runs to `full` blocks from turn_ on (cyclically), and what is left to the one
+    // after them.
     const int full = static_cast<int>(rest_ / kRun);
     const int straight = std::clamp(std::min(turn_ + full, blocks()), 0, block) - std::min(turn_, block);
     const int wrapped = std::clamp(turn_ + full - blocks(), 0, block);
@@ -83,8 +90,9 @@ class Deal {
     return {block_at(static_cast<int>(run % blocks()), rotation(row)), row * kRun + index % kRun};
   }
 
-  // How many of `k` entries block b may hold: floor(k e / n) - floor(k s / n) with [s, e) its range end to end, so that
-  // they sum to k; but at least 1 unless the block is empty (or k < 1), and never more than its elements.
+  // How many of `k` entries block b may hold: floor(k e / n) - floor(k s / n) with [s, e) its range end to
+  // end, so that they sum to k; but at least 1 unless the block is empty (or k < 1), and never more than its
+  // elements.
   constexpr std::int64_t quota(int block, std::int64_t k) const {
     const std::int64_t mine = count(block);
     if (k <= 0 || mine == 0) return 0;
@@ -94,7 +102,8 @@ class Deal {
     return std::clamp(share, std::int64_t{1}, mine);
   }
 
-  // Calls visit(Run) for the runs of elements [begin, end), in the order of the vector. REQUIRES: 0 <= begin, end <= total().
+  // Calls visit(Run) for the runs of elements [begin, end), in the order of the vector. REQUIRES: 0 <= begin,
+  // end <= total().
   template <class Visit>
   constexpr void for_each_run(std::int64_t begin, std::int64_t end, Visit&& visit) const {
     if (contiguous_) return for_each_range(begin, end, visit);
@@ -149,7 +158,8 @@ class Deal {
     }
   }
 
-  // floor(k x / total) for k < total, x <= total: long division, bit by bit of x, as the product may need more than 64 bits.
+  // floor(k x / total) for k < total, x <= total: long division, bit by bit of x, as the product may need
+  // more than 64 bits.
   constexpr std::int64_t share_of(std::int64_t k, std::int64_t x) const {
     std::int64_t quotient = 0;
     std::int64_t remainder = 0;
@@ -170,7 +180,8 @@ class Deal {
 };
 
 namespace detail {
-// Every element has one place and comes back from it; blocks lie end to end; both visitors agree with place().
+// Every element has one place and comes back from it; blocks lie end to end; both visitors agree with
+// place().
 constexpr bool deal_is_right(Deal::Kind kind, int blocks, std::int64_t total) {
   const Deal deal(kind, blocks, total);
   std::int64_t sum = 0;
@@ -196,10 +207,14 @@ constexpr bool deal_is_right(Deal::Kind kind, int blocks, std::int64_t total) {
   return right && at == total && sum == total;
 }
 }  // namespace detail
-static_assert(detail::deal_is_right(Deal::Kind::dealt, 1, 0) && detail::deal_is_right(Deal::Kind::dealt, 1, 100));
-static_assert(detail::deal_is_right(Deal::Kind::dealt, 3, 1000) && detail::deal_is_right(Deal::Kind::dealt, 8, 5));
-static_assert(detail::deal_is_right(Deal::Kind::dealt, 7, 64 * 7 * 3) && detail::deal_is_right(Deal::Kind::dealt, 5, 64 * 13));
-static_assert(detail::deal_is_right(Deal::Kind::contiguous, 5, 3) && detail::deal_is_right(Deal::Kind::contiguous, 7, 1000));
+static_assert(detail::deal_is_right(Deal::Kind::dealt, 1, 0) &&
+              detail::deal_is_right(Deal::Kind::dealt, 1, 100));
+static_assert(detail::deal_is_right(Deal::Kind::dealt, 3, 1000) &&
+              detail::deal_is_right(Deal::Kind::dealt, 8, 5));
+static_assert(detail::deal_is_right(Deal::Kind::dealt, 7, 64 * 7 * 3) &&
+              detail::deal_is_right(Deal::Kind::dealt, 5, 64 * 13));
+static_assert(detail::deal_is_right(Deal::Kind::contiguous, 5, 3) &&
+              detail::deal_is_right(Deal::Kind::contiguous, 7, 1000));
 static_assert(Deal(Deal::Kind::contiguous, 4, 1ll << 40).quota(3, 1ll << 39) == 1ll << 37, "no overflow");
 
 }  // namespace weft

@@ -30,8 +30,10 @@ Transfer posted(Comm const& comm, Record* record) {
   Transfer transfer(record, &comm.arena(), sizeof(Record));
   Operation& operation = comm.operation();
   record->posted = comm.now();
-  if (operation.failure) record->complete(operation.failure);
-  else record->transport.post(*record);
+  if (operation.failure)
+    record->complete(operation.failure);
+  else
+    record->transport.post(*record);
   return transfer;
 }
 
@@ -55,7 +57,8 @@ std::shared_ptr<Group> Endpoint::group(std::uint64_t id, std::vector<int> member
   const auto self = std::find(members.begin(), members.end(), transport_.rank());
   if (self == members.end()) {
     groups_.erase(id);
-    throw UsageError("rank " + std::to_string(transport_.rank()) + " is not a member of the group it asks for");
+    throw UsageError("rank " + std::to_string(transport_.rank()) +
+                     " is not a member of the group it asks for");
   }
   transport_.add_group(id, members);
   entry = std::make_shared<Group>();
@@ -66,9 +69,11 @@ std::shared_ptr<Group> Endpoint::group(std::uint64_t id, std::vector<int> member
 }
 
 void Comm::check(int peer) const {
-  if (operation_ == nullptr) throw UsageError("a Comm sends and receives only inside an operation: use Engine::submit");
+  if (operation_ == nullptr)
+    throw UsageError("a Comm sends and receives only inside an operation: use Engine::submit");
   if (peer < 0 || peer >= size()) {
-    throw UsageError("peer " + std::to_string(peer) + " is outside the group of " + std::to_string(size()) + " ranks");
+    throw UsageError("peer " + std::to_string(peer) + " is outside the group of " + std::to_string(size()) +
+                     " ranks");
   }
 }
 
@@ -100,15 +105,17 @@ Transfer Comm::recv_fold(int peer, std::uint32_t hop, const Dense& into, Reducti
   auto* fold = new (record->context.data()) FoldInto{into, reduction};
   record->sink.kind = Sink::Kind::consume;
   record->sink.limit = into.size_bytes();
-  record->sink.consume = FunctionRef<void(std::span<const std::byte>)>(fold, [](void* target, std::span<const std::byte> bytes) {
-    const FoldInto& self = *static_cast<FoldInto*>(target);
-    if (bytes.size() != self.into.size_bytes()) {
-      throw TransportError(TransportError::Kind::mismatch, -1,
-                           "ranks disagree about the length of a vector: " + std::to_string(self.into.size_bytes()) +
-                               " bytes here, " + std::to_string(bytes.size()) + " arrived");
-    }
-    fold_into(self.into, bytes, self.reduction);
-  });
+  record->sink.consume =
+      FunctionRef<void(std::span<const std::byte>)>(fold, [](void* target, std::span<const std::byte> bytes) {
+        const FoldInto& self = *static_cast<FoldInto*>(target);
+        if (bytes.size() != self.into.size_bytes()) {
+          throw TransportError(
+              TransportError::Kind::mismatch, -1,
+              "ranks disagree about the length of a vector: " + std::to_string(self.into.size_bytes()) +
+                  " bytes here, " + std::to_string(bytes.size()) + " arrived");
+        }
+        fold_into(self.into, bytes, self.reduction);
+      });
   record->dtype = into.dtype;
   return posted(*this, record);
 }

@@ -18,8 +18,12 @@ void check_arrival(const RecvRecord& recv, const wire::Frame& frame, int rank) {
 
 void deliver(RecvRecord& recv, std::span<const std::byte> payload, Arena& arena) {
   switch (recv.sink.kind) {
-    case Sink::Kind::into: std::copy(payload.begin(), payload.end(), recv.sink.into.begin()); break;
-    case Sink::Kind::consume: recv.sink.consume(payload); break;
+    case Sink::Kind::into:
+      std::copy(payload.begin(), payload.end(), recv.sink.into.begin());
+      break;
+    case Sink::Kind::consume:
+      recv.sink.consume(payload);
+      break;
     case Sink::Kind::keep:
       recv.sink.kept = Buffer(arena, payload.size());
       std::copy(payload.begin(), payload.end(), recv.sink.kept.data());

@@ -1,5 +1,6 @@
-// Messages and receives that wait for each other, by (source, identity), first in first out. A hash table of intrusive
-// chains: nothing is allocated per entry, and the table grows only while the number of waiting entries does.
+// Messages and receives that wait for each other, by (source, identity), first in first out. A hash table of
+// intrusive chains: nothing is allocated per entry, and the table grows only while the number of waiting
+// entries does.
 //
 // Node: `MatchKey key; Node* match_next; Node* match_previous;`
 #pragma once

@@ -56,9 +56,12 @@ Buffer Transfer::take() {
 
 Sleep::Sleep(Operation& op, Time until)
     : Wait(op), alarm_(*this, [](Timer& timer) { static_cast<Alarm&>(timer).sleep.complete(); }) {
-  if (op.failure) complete(op.failure);
-  else if (until <= op.executor->now()) complete();
-  else op.executor->arm(alarm_, until);
+  if (op.failure)
+    complete(op.failure);
+  else if (until <= op.executor->now())
+    complete();
+  else
+    op.executor->arm(alarm_, until);
 }
 
 Compute::Compute(Operation& op, FunctionRef<void()> work, double simulated_seconds)

@@ -86,6 +86,7 @@ void ShapedTransport::post(SendRecord& send) noexcept {
 
 void ShapedTransport::release(Held& held) {
   held.record = nullptr;
+  held.taken = false;
   ++held.number;
   unused_.push_back(&held);
 }
@@ -108,7 +109,8 @@ Time ShapedTransport::hand_over_arrived(Time now) {
   Time last = kNoCause;
   for (std::size_t i = 0; i < ready_.size(); ++i) {  // grows on the way
     Held* held = ready_[i];
-    if (held == nullptr || !FlowOrder::is_first(*held)) continue;
+    if (held == nullptr || !held->taken || !FlowOrder::is_first(*held))
+      continue;  // or handed over already, as the one behind another
     last = std::max(last, held->ideal);
     ready_[i] = nullptr;
     if (Held* behind = hand_over(*held); behind != nullptr && behind->taken) ready_.push_back(behind);

@@ -231,7 +231,7 @@ void Peer::append(const wire::Frame& frame) {
 
 // A long payload is checksummed piece by piece, so that it does not hold up the rest of this rank.
 bool Peer::checksummed(Outgoing& message) {
-  if (!link_.checksum || message.state == Outgoing::State::asking) return true;
+  if (!link_.checksum) return true;
   const std::size_t rest = message.payload.size() - message.crc_done;
   const std::size_t piece = std::min(rest, kChecksumPiece);
   message.crc = wire::crc32c(message.payload.subspan(message.crc_done, piece), message.crc);
@@ -239,12 +239,21 @@ bool Peer::checksummed(Outgoing& message) {
   return piece == rest;
 }
 
-// Decides what goes next. False if there is nothing, or the next message is still being checksummed.
+bool Peer::next_is_ready() {
+  held_ = false;
+  if (queue_.empty()) return false;
+  Outgoing& next = *queue_.front();
+  if (next.state == Outgoing::State::asking) return true;
+  held_ = !events_.may_begin(next);
+  return !held_ && checksummed(next);
+}
+
+// Decides what goes next. False if there is nothing, or the next message is not ready.
 bool Peer::load() {
   batch_.clear();
   batch_done_ = 0;
   batch_.swap(control_);
-  while (!queue_.empty() && batch_.size() < kBatch && checksummed(*queue_.front())) {
+  while (batch_.size() < kBatch && next_is_ready()) {
     std::pop_heap(queue_.begin(), queue_.end(), Outgoing::goes_after);
     Outgoing& message = *queue_.back();
     queue_.pop_back();
@@ -279,7 +288,8 @@ void Peer::write() {
   if (write_armed_) return;  // the kernel is full
   for (std::size_t turn = 0; open_ && !broken_;) {
     if (batch_done_ == batch_.size() && body_ == nullptr && !load()) {
-      if (!queue_.empty()) arm_write();  // to go on with the checksum after the others had their turn
+      if (!queue_.empty() && !held_)
+        arm_write();  // to go on with the checksum after the others had their turn
       return;
     }
     if (turn >= kWriteTurn) return arm_write();

@@ -44,8 +44,9 @@ class PeerEvents {
   // No more can be read: `error`, or null at the end of the stream. The peer touches nothing of its own after
   // this call.
   virtual void gone(Peer& peer, std::exception_ptr error) = 0;
-  virtual void begun(Outgoing& message) = 0;  // before its first byte is written
-  virtual void sent(Outgoing& message) = 0;   // its memory is no longer needed; the message may be freed
+  virtual bool may_begin(const Outgoing& message) = 0;  // false: write() is called again when it may
+  virtual void begun(Outgoing& message) = 0;            // before its first byte is written
+  virtual void sent(Outgoing& message) = 0;  // its memory is no longer needed; the message may be freed
 
  protected:
   ~PeerEvents() = default;
@@ -138,7 +139,8 @@ class Peer {
   void stop_listening() { deaf_ = true; }
 
   void enqueue(Outgoing& message);
-  bool dequeue(Outgoing& message);  // false if it is being written
+  bool gives_way() const { return held_; }  // the next message may not begin yet
+  bool dequeue(Outgoing& message);          // false if it is being written
   void clear_queue() { queue_.clear(); }
   void say(const wire::Frame& frame);
   // After everything that is queued; nothing can be said later.
@@ -174,6 +176,7 @@ class Peer {
   void finish_payload();
   bool load();
   bool checksummed(Outgoing& message);
+  bool next_is_ready();
   void advance(std::size_t written);
   void append(const wire::Frame& frame);
 
@@ -204,6 +207,7 @@ class Peer {
   std::vector<Outgoing*> queue_;  // a heap
   std::vector<std::byte> control_;
   std::vector<std::byte> last_words_;
+  bool held_ = false;
   bool said_last_ = false;
   bool given_up_ = false;
   bool shut_ = false;  // for writing

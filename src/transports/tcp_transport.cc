@@ -143,6 +143,7 @@ void TcpTransport::tick() {
         return;
       }
     }
+    if (p->gives_way()) touch(*p);  // the hold may be over
     if (p->idle() && now - p->spoken() >= options_.heartbeat * 3 / 4) {
       p->say(frame(wire::FrameKind::heartbeat));
       touch(*p);
@@ -279,14 +280,18 @@ void TcpTransport::end_sends(int peer, const std::exception_ptr& error) {
     if (body == nullptr) continue;
     SendRecord* record = body->record;
     if (p->open() && body->payload.size() > kLongestDetached) p->close();
-    if (!p->open())
+    if (!p->open()) {
+      has_gone(*body);
       drop(*p->take_body());
-    else if (record != nullptr)
+    } else if (record != nullptr) {
       detach(*body);
+    }
     if (record != nullptr) finish(*record, error);
   }
   for (Outgoing* message : unsent) {
     SendRecord* record = message->record;
+    if (message->state == Outgoing::State::eager || message->state == Outgoing::State::granted)
+      has_gone(*message);
     drop(*message);
     if (record != nullptr) finish(*record, error);
   }

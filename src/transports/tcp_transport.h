@@ -7,6 +7,7 @@
 // receive of its identity belongs to it, and order within an identity is the order of posting.
 #pragma once
 
+#include <array>
 #include <asio/executor_work_guard.hpp>
 #include <atomic>
 #include <memory>
@@ -93,7 +94,14 @@ class TcpTransport final : public Transport, private PeerEvents {
   void granted(Peer& p, const wire::Frame& frame);
   std::span<std::byte> landing(Peer& p, const wire::Frame& frame) override;
   void landed(Peer& p, const wire::Frame& frame) override;
+  bool may_begin(const Outgoing& message) override;
   void begun(Outgoing& message) override;
+  // Data that could be written now, by class: what is less urgent begins only when nothing more urgent is
+  // left at any peer, since all connections share one port. For a bounded time: a peer that does not take its
+  // data must not hold up the others.
+  void can_go(const Outgoing& message) { ++ready_[static_cast<std::size_t>(message.traffic)]; }
+  void has_gone(const Outgoing& message);
+  void release_held();
   void sent(Outgoing& message) override;
 
   const TcpOptions options_;
@@ -110,6 +118,8 @@ class TcpTransport final : public Transport, private PeerEvents {
   MatchTable<Incoming> arrived_;  // requested or waiting
   MatchTable<Incoming> granted_;
   Lanes lanes_;
+  std::array<std::size_t, 4> ready_{};
+  Time held_since_ = kNever;
   std::uint64_t sequence_ = 0;
   std::uint64_t progress_ = 0;
   TrafficCounters counters_;

@@ -18,8 +18,8 @@ namespace weft {
 
 namespace {
 
-// A message on its way. Made by the sender; freed by the sender when the receiver has released it, or by the receiver when
-// the sender does not wait for it (copied or cancelled).
+// A message on its way. Made by the sender; freed by the sender when the receiver has released it, or by the
+// receiver when the sender does not wait for it (copied or cancelled).
 struct Envelope {
   enum State { waiting, claimed, released, cancelled };
 
@@ -68,8 +68,10 @@ class Mailbox {
     std::unique_lock lock(mutex_);
     const auto stirred = [this] { return woken_ || !mails_.empty(); };
     sleeping_ = true;
-    if (until == kNever) changed_.wait(lock, stirred);
-    else changed_.wait_until(lock, std::chrono::steady_clock::time_point(until), stirred);
+    if (until == kNever)
+      changed_.wait(lock, stirred);
+    else
+      changed_.wait_until(lock, std::chrono::steady_clock::time_point(until), stirred);
     sleeping_ = false;
     woken_ = false;
   }
@@ -128,12 +130,15 @@ struct ThreadsWorld::Shared {
 
 namespace {
 
-
 class ThreadsTransport final : public Transport {
  public:
   template <class SharedState>
   ThreadsTransport(SharedState& shared, int rank)
-      : options_(shared.options), clock_(shared.clock), arena_(shared.arena), boxes_(shared.boxes), rank_(rank),
+      : options_(shared.options),
+        clock_(shared.clock),
+        arena_(shared.arena),
+        boxes_(shared.boxes),
+        rank_(rank),
         left_(static_cast<std::size_t>(shared.options.ranks), false),
         reason_of_([&shared](int r) { return shared.reason_of(r); }),
         leave_([&shared, rank](const std::string& reason) {
@@ -207,8 +212,9 @@ class ThreadsTransport final : public Transport {
 std::exception_ptr ThreadsTransport::lost(int peer) const {
   const std::string reason = reason_of_(peer);
   return std::make_exception_ptr(TransportError(TransportError::Kind::peer_lost, peer,
-                                                "rank " + std::to_string(rank_) + ": rank " + std::to_string(peer) +
-                                                    " has left the job" + (reason.empty() ? "" : ": " + reason)));
+                                                "rank " + std::to_string(rank_) + ": rank " +
+                                                    std::to_string(peer) + " has left the job" +
+                                                    (reason.empty() ? "" : ": " + reason)));
 }
 
 Envelope* ThreadsTransport::make_envelope(const SendRecord& send) {
@@ -225,14 +231,16 @@ Envelope* ThreadsTransport::make_envelope(const SendRecord& send) {
 void ThreadsTransport::post(SendRecord& send) noexcept {
   if (closed_ || failure_) {
     sent(send, failure_ ? failure_
-                        : std::make_exception_ptr(TransportError(TransportError::Kind::closed, -1, "the transport is closed")));
+                        : std::make_exception_ptr(
+                              TransportError(TransportError::Kind::closed, -1, "the transport is closed")));
     return;
   }
   counters_.messages_sent += 1;
   counters_.payload_bytes_sent += send.payload.size();
   counters_.wire_bytes_sent += send.payload.size() + wire::kFrameBytes;
   Envelope* envelope = make_envelope(send);
-  const bool eager = options_.tamper || (options_.eager_limit > 0 && send.payload.size() <= options_.eager_limit);
+  const bool eager =
+      options_.tamper || (options_.eager_limit > 0 && send.payload.size() <= options_.eager_limit);
   if (eager) {
     envelope->copy = Buffer(arena_, send.payload.size());
     std::copy(send.payload.begin(), send.payload.end(), envelope->copy.data());
@@ -258,7 +266,8 @@ void ThreadsTransport::post(SendRecord& send) noexcept {
 void ThreadsTransport::post(RecvRecord& recv) noexcept {
   if (closed_ || failure_) {
     recv.complete(failure_ ? failure_
-                           : std::make_exception_ptr(TransportError(TransportError::Kind::closed, -1, "the transport is closed")));
+                           : std::make_exception_ptr(TransportError(TransportError::Kind::closed, -1,
+                                                                    "the transport is closed")));
     return;
   }
   while (Envelope* envelope = arrived_.pop(recv.key)) {
@@ -266,14 +275,17 @@ void ThreadsTransport::post(RecvRecord& recv) noexcept {
     give(recv, envelope);
     return;
   }
-  if (left_[static_cast<std::size_t>(recv.peer)]) recv.complete(lost(recv.peer));
-  else posted_.push(recv);
+  if (left_[static_cast<std::size_t>(recv.peer)])
+    recv.complete(lost(recv.peer));
+  else
+    posted_.push(recv);
 }
 
 // False if the sender has taken the message back; it is then gone.
 bool ThreadsTransport::claim(Envelope* envelope) {
   int expected = Envelope::waiting;
-  if (envelope->state.compare_exchange_strong(expected, Envelope::claimed, std::memory_order_acq_rel)) return true;
+  if (envelope->state.compare_exchange_strong(expected, Envelope::claimed, std::memory_order_acq_rel))
+    return true;
   free_envelope(envelope);
   return false;
 }
@@ -285,11 +297,13 @@ void ThreadsTransport::give(RecvRecord& recv, Envelope* envelope) {
   std::exception_ptr error;
   try {
     const wire::Frame frame = wire::parse_frame(envelope->frame, envelope->source);
-    wire::check_frame(frame, {.job = options_.job, .epoch = 0, .source = recv.peer, .max_length = frame.length});
+    wire::check_frame(frame,
+                      {.job = options_.job, .epoch = 0, .source = recv.peer, .max_length = frame.length});
     if (frame.length != envelope->payload.size()) {
       throw TransportError(TransportError::Kind::corrupt, recv.peer,
-                           "frame from rank " + std::to_string(recv.peer) + ": length is " + std::to_string(frame.length) +
-                               ", but " + std::to_string(envelope->payload.size()) + " bytes arrived");
+                           "frame from rank " + std::to_string(recv.peer) + ": length is " +
+                               std::to_string(frame.length) + ", but " +
+                               std::to_string(envelope->payload.size()) + " bytes arrived");
     }
     if (options_.checksum_always) wire::check_payload(frame, envelope->payload);
     check_arrival(recv, frame, rank_);
@@ -354,8 +368,8 @@ void ThreadsTransport::cancel(TransferRecord& record) noexcept {
   auto* envelope = static_cast<Envelope*>(std::exchange(send.transport_data, nullptr));
   if (envelope == nullptr) return;
   int expected = Envelope::waiting;
-  // After a successful exchange the receiver frees the envelope; otherwise it reads the memory just now, and the mail that
-  // says so frees the envelope here.
+  // After a successful exchange the receiver frees the envelope; otherwise it reads the memory just now, and
+  // the mail that says so frees the envelope here.
   if (!envelope->state.compare_exchange_strong(expected, Envelope::cancelled, std::memory_order_acq_rel)) {
     while (envelope->state.load(std::memory_order_acquire) != Envelope::released) std::this_thread::yield();
     envelope->send = nullptr;
@@ -390,7 +404,9 @@ void ThreadsTransport::handle(const Mail& mail) {
       }
       free_envelope(envelope);
       break;
-    case Mail::goodbye: peer_left(mail.from); break;
+    case Mail::goodbye:
+      peer_left(mail.from);
+      break;
   }
 }
 
@@ -420,12 +436,15 @@ void ThreadsTransport::close(const std::string& reason) noexcept {
   arrived_.for_each([&](Envelope& envelope) { unread.push_back(&envelope); });
   for (Envelope* envelope : unread) arrived_.erase(*envelope);
   for (const Mail& mail : mails) {
-    if (mail.kind == Mail::arrived) unread.push_back(mail.envelope);
-    else if (mail.kind != Mail::goodbye) handle(mail);
+    if (mail.kind == Mail::arrived)
+      unread.push_back(mail.envelope);
+    else if (mail.kind != Mail::goodbye)
+      handle(mail);
   }
   for (Envelope* envelope : unread) {
     int expected = Envelope::waiting;
-    const bool mine = envelope->state.compare_exchange_strong(expected, Envelope::claimed, std::memory_order_acq_rel);
+    const bool mine =
+        envelope->state.compare_exchange_strong(expected, Envelope::claimed, std::memory_order_acq_rel);
     if (!mine || envelope->eager) {
       free_envelope(envelope);
       continue;
@@ -439,7 +458,8 @@ void ThreadsTransport::close(const std::string& reason) noexcept {
 }  // namespace
 
 ThreadsWorld::ThreadsWorld(ThreadsOptions options) {
-  if (options.ranks < 1) throw UsageError("a job needs at least one rank, not " + std::to_string(options.ranks));
+  if (options.ranks < 1)
+    throw UsageError("a job needs at least one rank, not " + std::to_string(options.ranks));
   shared_ = std::make_unique<Shared>(std::move(options));
   const auto n = static_cast<std::size_t>(shared_->options.ranks);
   shared_->reasons.resize(n);
@@ -451,6 +471,8 @@ ThreadsWorld::ThreadsWorld(ThreadsOptions options) {
 
 ThreadsWorld::~ThreadsWorld() = default;
 
-Transport& ThreadsWorld::transport(int rank) { return *shared_->transports.at(static_cast<std::size_t>(rank)); }
+Transport& ThreadsWorld::transport(int rank) {
+  return *shared_->transports.at(static_cast<std::size_t>(rank));
+}
 
 }  // namespace weft

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "base/half.h"
@@ -13,38 +12,29 @@
 
 namespace weft::wire {
 
-static_assert(std::endian::native == std::endian::little, "blocks are written in the byte order of little-endian machines");
+static_assert(std::endian::native == std::endian::little,
+              "blocks are written in the byte order of little-endian machines");
 
 namespace {
 
 constexpr std::size_t kHeadBytes = 4;
 constexpr std::size_t kCodingBytes = 1;
 constexpr std::uint32_t kNonFinite = 0x8000'0000u;
-constexpr std::uint8_t kBitmap = 128;
-constexpr std::uint8_t kLargestRice = 31;
+constexpr int kLargestRice = 31;
 
 std::size_t value_bytes(SparseCodec codec) { return codec == SparseCodec::packed_bf16 ? 2 : 4; }
-std::size_t bitmap_bytes(std::int64_t length) { return static_cast<std::size_t>((length + 7) / 8); }
+std::size_t bytes_of(std::int64_t bits) { return static_cast<std::size_t>((bits + 7) / 8); }
 
-// How the indices of a packed block are written.
-struct Coding {
-  std::uint8_t code = 0;
-  std::size_t bytes = 0;  // of the indices
-};
-Coding choose_coding(std::span<const std::uint32_t> indices, std::int64_t length) {
-  const RiceChoice rice = choose_rice(indices);
-  const std::size_t rice_bytes = static_cast<std::size_t>((rice.bits + 7) / 8);
-  if (bitmap_bytes(length) < rice_bytes) return {kBitmap, bitmap_bytes(length)};
-  return {static_cast<std::uint8_t>(rice.parameter), rice_bytes};
+// A block that its receiver would refuse is not written.
+void check(EntriesView entries, std::int64_t length) {
+  if (entries.size() >= kNonFinite || entries.values.size() != entries.size() ||
+      (!entries.empty() && entries.indices.back() >= length)) {
+    throw UsageError("entries do not fit into a block of " + std::to_string(length) + " elements");
+  }
 }
 
 std::size_t packed_bytes(SparseCodec codec, std::size_t count, std::size_t index_bytes) {
   return kHeadBytes + kCodingBytes + index_bytes + count * value_bytes(codec);
-}
-
-void write_bitmap(std::span<const std::uint32_t> indices, std::span<std::byte> into) {
-  std::fill(into.begin(), into.end(), std::byte{0});
-  for (const std::uint32_t index : indices) into[index / 8] |= std::byte{1} << index % 8;
 }
 
 void write_values(SparseCodec codec, std::span<const float> values, std::byte* into) {
@@ -61,7 +51,8 @@ void write_values(SparseCodec codec, std::span<const float> values, std::byte* i
 // The bytes of one block as they are used up, and how to complain about them.
 class Block {
  public:
-  Block(std::span<const std::byte> bytes, const ExpectedBlock& expected) : bytes_(bytes), expected_(expected) {}
+  Block(std::span<const std::byte> bytes, const ExpectedBlock& expected)
+      : bytes_(bytes), expected_(expected) {}
 
   [[noreturn]] void corrupt(const std::string& what) const {
     const std::string from = expected_.peer < 0 ? "" : " from rank " + std::to_string(expected_.peer);
@@ -94,47 +85,26 @@ void read_plain_indices(Block& block, std::span<std::uint32_t> into) {
   for (std::size_t i = 1; i < into.size(); ++i) increasing &= into[i - 1] < into[i];
   if (!increasing) block.corrupt("its indices do not increase");
   if (into.back() >= block.expected().length) {
-    block.corrupt("index " + std::to_string(into.back()) + " is outside its " + std::to_string(block.expected().length) +
-                  " elements");
+    block.corrupt("index " + std::to_string(into.back()) + " is outside its " +
+                  std::to_string(block.expected().length) + " elements");
   }
-}
-
-void read_bitmap(Block& block, std::span<std::uint32_t> into) {
-  const std::int64_t length = block.expected().length;
-  const std::span<const std::byte> map = block.take(bitmap_bytes(length));
-  std::size_t count = 0;
-  for (std::size_t at = 0; at < map.size(); at += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, map.data() + at, std::min<std::size_t>(8, map.size() - at));
-    if (count + static_cast<std::size_t>(std::popcount(word)) > into.size()) block.corrupt("its bitmap has more bits than entries");
-    for (; word != 0; word &= word - 1) {
-      into[count++] = static_cast<std::uint32_t>(at * 8 + static_cast<std::size_t>(std::countr_zero(word)));
-    }
-  }
-  if (count != into.size()) block.corrupt("its bitmap has fewer bits than entries");
-  if (into.back() >= length) block.corrupt("its bitmap is not filled up with zeros");
-}
-
-void read_rice(Block& block, int parameter, std::size_t values, std::span<std::uint32_t> into) {
-  const std::span<const std::byte> codes = block.rest().first(block.left() - values);
-  const RiceResult result = read_rice_codes(codes, parameter, block.expected().length, into);
-  if (result.fault != nullptr) block.corrupt(result.fault);
-  block.take(result.bytes);
 }
 
 void read_packed_indices(Block& block, SparseCodec codec, std::size_t count, Entries& out) {
   const std::size_t values = count * value_bytes(codec);
   block.require(kCodingBytes + values, "values");
-  const auto code = static_cast<std::uint8_t>(block.take(kCodingBytes)[0]);
-  if (code != kBitmap && code > kLargestRice) block.corrupt("unknown coding " + std::to_string(code));
-  const std::size_t least = code == kBitmap ? bitmap_bytes(block.expected().length) : (count * (code + std::size_t{1}) + 7) / 8;
+  const int parameter = static_cast<int>(block.take(kCodingBytes)[0]);
+  if (parameter > kLargestRice) block.corrupt("unknown coding " + std::to_string(parameter));
+  const std::size_t least = bytes_of(static_cast<std::int64_t>(count) * (parameter + 1));
   block.require(least + values, "indices");
   out.resize(count);
-  if (code == kBitmap) read_bitmap(block, out.indices);
-  else read_rice(block, code, values, out.indices);
-  const Coding right = choose_coding(out.indices, block.expected().length);
-  if (right.code != code) {
-    block.corrupt("its indices have coding " + std::to_string(code) + ", the smallest is " + std::to_string(right.code));
+  const std::span<const std::byte> codes = block.rest().first(block.left() - values);
+  const RiceResult result = read_rice_codes(codes, parameter, block.expected().length, out.indices);
+  if (result.fault != nullptr) block.corrupt(result.fault);
+  block.take(result.bytes);
+  if (const RiceChoice right = choose_rice(out.indices); right.parameter != parameter) {
+    block.corrupt("its indices have coding " + std::to_string(parameter) + ", the smallest is " +
+                  std::to_string(right.parameter));
   }
 }
 
@@ -165,9 +135,10 @@ SparseCodec sparse_codec_of(std::string_view name) {
 }
 
 std::size_t encoded_bytes(SparseCodec codec, EntriesView entries, std::int64_t length) {
+  check(entries, length);
   if (entries.empty()) return kHeadBytes;
   if (codec == SparseCodec::coo) return kHeadBytes + 8 * entries.size();
-  return packed_bytes(codec, entries.size(), choose_coding(entries.indices, length).bytes);
+  return packed_bytes(codec, entries.size(), bytes_of(choose_rice(entries.indices).bits));
 }
 
 std::size_t max_encoded_bytes(SparseCodec codec, std::int64_t count, std::int64_t length) {
@@ -175,46 +146,49 @@ std::size_t max_encoded_bytes(SparseCodec codec, std::int64_t count, std::int64_
   if (count <= 0) return kHeadBytes;
   const auto entries = static_cast<std::size_t>(count);
   if (codec == SparseCodec::coo) return kHeadBytes + 8 * entries;
-  // The gaps of c entries are at most length - c together, and shifting each of them gives no more than shifting the sum.
-  // With length - 1 instead the bound holds for every c up to `count`.
-  std::int64_t bits = std::numeric_limits<std::int64_t>::max();
-  for (int r = 0; r <= kLargestRice; ++r) bits = std::min(bits, count * (r + 1) + ((length - 1) >> r));
-  return packed_bytes(codec, entries, std::min(bitmap_bytes(length), static_cast<std::size_t>((bits + 7) / 8)));
+  // The gaps of c entries are at most length - c together, and shifting each of them gives no more than
+  // shifting the sum. With length - 1 instead the bound holds for every c up to `count`.
+  std::int64_t bits = length;  // with r = 0
+  for (int r = 1; r <= kLargestRice; ++r) bits = std::min(bits, count * (r + 1) + ((length - 1) >> r));
+  return packed_bytes(codec, entries, bytes_of(bits));
 }
 
-std::size_t encode(SparseCodec codec, EntriesView entries, std::int64_t length, bool non_finite, std::span<std::byte> into) {
+std::size_t encode(SparseCodec codec, EntriesView entries, std::int64_t length, bool non_finite,
+                   std::span<std::byte> into) {
+  check(entries, length);
   const std::size_t count = entries.size();
-  const Coding coding = codec == SparseCodec::coo || count == 0 ? Coding{} : choose_coding(entries.indices, length);
-  const std::size_t plain = kHeadBytes + 8 * count;
-  const std::size_t total = codec == SparseCodec::coo || count == 0 ? plain : packed_bytes(codec, count, coding.bytes);
+  const bool packed = codec != SparseCodec::coo && count > 0;
+  const RiceChoice rice = packed ? choose_rice(entries.indices) : RiceChoice{};
+  const std::size_t total = packed ? packed_bytes(codec, count, bytes_of(rice.bits)) : kHeadBytes + 8 * count;
   if (into.size() < total) {
-    throw UsageError("a block of " + std::to_string(total) + " bytes was to be written into " + std::to_string(into.size()));
+    throw UsageError("a block of " + std::to_string(total) + " bytes was to be written into " +
+                     std::to_string(into.size()));
   }
   const std::uint32_t head = static_cast<std::uint32_t>(count) | (non_finite ? kNonFinite : 0);
   std::memcpy(into.data(), &head, sizeof head);
   if (count == 0) return total;
   std::byte* next = into.data() + kHeadBytes;
-  if (codec == SparseCodec::coo) {
+  if (packed) {
+    *next++ = static_cast<std::byte>(rice.parameter);
+    write_rice_codes(entries.indices, rice.parameter, {next, bytes_of(rice.bits)});
+    next += bytes_of(rice.bits);
+  } else {
     std::memcpy(next, entries.indices.data(), entries.indices.size_bytes());
     next += entries.indices.size_bytes();
-  } else {
-    *next++ = std::byte{coding.code};
-    const std::span<std::byte> room(next, coding.bytes);
-    if (coding.code == kBitmap) write_bitmap(entries.indices, room);
-    else write_rice_codes(entries.indices, coding.code, room);
-    next += coding.bytes;
   }
   write_values(codec, entries.values, next);
   return total;
 }
 
-void encode(SparseCodec codec, EntriesView entries, std::int64_t length, bool non_finite, std::vector<std::byte>& into) {
+void encode(SparseCodec codec, EntriesView entries, std::int64_t length, bool non_finite,
+            std::vector<std::byte>& into) {
   const std::size_t before = into.size();
   into.resize(before + encoded_bytes(codec, entries, length));
   encode(codec, entries, length, non_finite, std::span(into).subspan(before));
 }
 
-Decoded decode(SparseCodec codec, std::span<const std::byte> bytes, const ExpectedBlock& expected, Entries& out) {
+Decoded decode(SparseCodec codec, std::span<const std::byte> bytes, const ExpectedBlock& expected,
+               Entries& out) {
   Block block(bytes, expected);
   block.require(kHeadBytes, "head");
   std::uint32_t head;

@@ -23,8 +23,9 @@ constexpr std::array<std::uint32_t, 256> make_table() {
 constexpr std::array<std::uint32_t, 256> kTable = make_table();
 
 #if defined(__x86_64__)
-// The instruction has a latency of three cycles and one a cycle of throughput, so three streams run side by side and are
-// joined by multiplying with x^(8n) modulo the polynomial: here by table, for one fixed stream length.
+// The instruction has a latency of three cycles and one a cycle of throughput, so three streams run side by
+// side and are joined by multiplying with x^(8n) modulo the polynomial: here by table, for one fixed stream
+// length.
 constexpr std::size_t kStream = 1024;
 
 constexpr std::uint32_t shift_zero_bytes(std::uint32_t crc, std::size_t bytes) {
@@ -40,7 +41,8 @@ constexpr ShiftTable make_shift_table() {
   ShiftTable t;
   for (std::uint32_t byte = 0; byte < 4; ++byte) {
     std::array<std::uint32_t, 8> of_bit{};
-    for (std::uint32_t bit = 0; bit < 8; ++bit) of_bit[bit] = shift_zero_bytes(1u << (8 * byte + bit), kStream);
+    for (std::uint32_t bit = 0; bit < 8; ++bit)
+      of_bit[bit] = shift_zero_bytes(1u << (8 * byte + bit), kStream);
     for (std::uint32_t v = 0; v < 256; ++v) {
       std::uint32_t x = 0;
       for (std::uint32_t bit = 0; bit < 8; ++bit) {
@@ -54,8 +56,8 @@ constexpr ShiftTable make_shift_table() {
 constexpr ShiftTable kShift = make_shift_table();
 
 std::uint32_t shift(std::uint32_t crc) {
-  return kShift.by_byte[0][crc & 0xffu] ^ kShift.by_byte[1][crc >> 8 & 0xffu] ^ kShift.by_byte[2][crc >> 16 & 0xffu] ^
-         kShift.by_byte[3][crc >> 24];
+  return kShift.by_byte[0][crc & 0xffu] ^ kShift.by_byte[1][crc >> 8 & 0xffu] ^
+         kShift.by_byte[2][crc >> 16 & 0xffu] ^ kShift.by_byte[3][crc >> 24];
 }
 
 std::uint64_t load64(const std::byte* p) {
@@ -64,7 +66,8 @@ std::uint64_t load64(const std::byte* p) {
   return v;
 }
 
-__attribute__((target("sse4.2"))) std::uint32_t crc32c_hardware(std::span<const std::byte> bytes, std::uint32_t crc) {
+__attribute__((target("sse4.2"))) std::uint32_t crc32c_hardware(std::span<const std::byte> bytes,
+                                                                std::uint32_t crc) {
   const std::byte* p = bytes.data();
   std::size_t left = bytes.size();
   std::uint64_t a = ~crc;
@@ -81,7 +84,8 @@ __attribute__((target("sse4.2"))) std::uint32_t crc32c_hardware(std::span<const 
     left -= 3 * kStream;
   }
   for (; left >= 8; p += 8, left -= 8) a = _mm_crc32_u64(a, load64(p));
-  for (; left > 0; ++p, --left) a = _mm_crc32_u8(static_cast<std::uint32_t>(a), static_cast<std::uint8_t>(*p));
+  for (; left > 0; ++p, --left)
+    a = _mm_crc32_u8(static_cast<std::uint32_t>(a), static_cast<std::uint8_t>(*p));
   return ~static_cast<std::uint32_t>(a);
 }
 #endif

@@ -1,4 +1,5 @@
-// CRC32C (Castagnoli): by the processor's instruction where there is one, by table otherwise. Both give the same value.
+// CRC32C (Castagnoli): by the processor's instruction where there is one, by table otherwise. Both give the
+// same value.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,8 @@
 
 namespace weft::wire {
 
-static_assert(std::endian::native == std::endian::little, "frames are written in the byte order of little-endian machines");
+static_assert(std::endian::native == std::endian::little,
+              "frames are written in the byte order of little-endian machines");
 
 namespace {
 
@@ -44,7 +45,8 @@ T get(std::span<const std::byte, kFrameBytes> bytes, std::size_t at) {
 }
 
 [[noreturn]] void corrupt(int peer, const std::string& what) {
-  throw TransportError(TransportError::Kind::corrupt, peer, "frame from rank " + std::to_string(peer) + ": " + what);
+  throw TransportError(TransportError::Kind::corrupt, peer,
+                       "frame from rank " + std::to_string(peer) + ": " + what);
 }
 
 std::string said(std::string_view field, std::uint64_t theirs, std::uint64_t mine) {
@@ -52,8 +54,8 @@ std::string said(std::string_view field, std::uint64_t theirs, std::uint64_t min
 }
 
 std::string text_of(const Identity& id) {
-  return "group " + std::to_string(id.group) + " slot " + std::to_string(id.slot) + " step " + std::to_string(id.step) +
-         " hop " + std::to_string(id.hop);
+  return "group " + std::to_string(id.group) + " slot " + std::to_string(id.slot) + " step " +
+         std::to_string(id.step) + " hop " + std::to_string(id.hop);
 }
 
 }  // namespace
@@ -92,7 +94,8 @@ Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes, int peer) {
   const auto kind = get<std::uint8_t>(bytes, kAtKind);
   if (kind < 1 || kind > 6) corrupt(peer, "unknown kind " + std::to_string(kind));
   const auto dtype = get<std::uint8_t>(bytes, kAtDType);
-  if (dtype > static_cast<std::uint8_t>(DType::int64)) corrupt(peer, "unknown dtype " + std::to_string(dtype));
+  if (dtype > static_cast<std::uint8_t>(DType::int64))
+    corrupt(peer, "unknown dtype " + std::to_string(dtype));
   const auto source = get<std::uint32_t>(bytes, kAtSource);
   if (source > 0x7fff'ffffu) corrupt(peer, "source is out of range");
 
@@ -117,8 +120,8 @@ void check_frame(const Frame& frame, const Expected& expected) {
   if (frame.job != expected.job) corrupt(expected.source, said("job", frame.job, expected.job));
   if (frame.epoch != expected.epoch) corrupt(expected.source, said("epoch", frame.epoch, expected.epoch));
   if (frame.source != expected.source) {
-    corrupt(expected.source,
-            said("source", static_cast<std::uint64_t>(frame.source), static_cast<std::uint64_t>(expected.source)));
+    corrupt(expected.source, said("source", static_cast<std::uint64_t>(frame.source),
+                                  static_cast<std::uint64_t>(expected.source)));
   }
   if (frame.length > expected.max_length) {
     corrupt(expected.source, "length " + std::to_string(frame.length) + " is above the limit of " +
@@ -132,15 +135,20 @@ void check_message(const Frame& frame, const ExpectedMessage& expected, int rank
   }
   const auto mismatch = [&](const std::string& what) {
     throw TransportError(TransportError::Kind::mismatch, frame.source,
-                         "ranks disagree about an operation (" + text_of(expected.id) + "): rank " + std::to_string(rank) +
-                             " and rank " + std::to_string(frame.source) + " differ in " + what);
+                         "ranks disagree about an operation (" + text_of(expected.id) + "): rank " +
+                             std::to_string(rank) + " and rank " + std::to_string(frame.source) +
+                             " differ in " + what);
   };
   if (frame.fingerprint != expected.fingerprint) {
     const Fingerprint mine = unpack_fingerprint(expected.fingerprint);
     const Fingerprint theirs = unpack_fingerprint(frame.fingerprint);
-    const auto both = [](unsigned a, unsigned b) { return std::to_string(a) + " here, " + std::to_string(b) + " there"; };
-    if (mine.family != theirs.family) mismatch("the family of the collective: " + both(mine.family, theirs.family));
-    if (mine.algorithm != theirs.algorithm) mismatch("the algorithm: " + both(mine.algorithm, theirs.algorithm));
+    const auto both = [](unsigned a, unsigned b) {
+      return std::to_string(a) + " here, " + std::to_string(b) + " there";
+    };
+    if (mine.family != theirs.family)
+      mismatch("the family of the collective: " + both(mine.family, theirs.family));
+    if (mine.algorithm != theirs.algorithm)
+      mismatch("the algorithm: " + both(mine.algorithm, theirs.algorithm));
     if (mine.dtype != theirs.dtype) {
       mismatch("the element type: " + std::string(name_of(static_cast<DType>(mine.dtype))) + " here, " +
                std::string(name_of(static_cast<DType>(theirs.dtype))) + " there");
@@ -149,11 +157,11 @@ void check_message(const Frame& frame, const ExpectedMessage& expected, int rank
       mismatch("the reduction: " + std::string(name_of(static_cast<Reduction>(mine.reduction))) + " here, " +
                std::string(name_of(static_cast<Reduction>(theirs.reduction))) + " there");
     }
-    mismatch("the number of elements");
+    mismatch("the number of elements, the counts of blocks, or a root or k");
   }
   if (frame.dtype != expected.dtype) {
-    mismatch("the element type: " + std::string(name_of(expected.dtype)) + " here, " + std::string(name_of(frame.dtype)) +
-             " there");
+    mismatch("the element type: " + std::string(name_of(expected.dtype)) + " here, " +
+             std::string(name_of(frame.dtype)) + " there");
   }
   if (frame.codec != expected.codec) mismatch("the codec");
   if (expected.exact_length ? frame.length != expected.length : frame.length > expected.length) {
@@ -164,7 +172,8 @@ void check_message(const Frame& frame, const ExpectedMessage& expected, int rank
 
 void check_payload(const Frame& frame, std::span<const std::byte> payload) {
   const std::uint32_t crc = crc32c(payload);
-  if (crc != frame.payload_crc) corrupt(frame.source, said("payload checksum", frame.payload_crc, crc) + " (" + text_of(frame.id) + ")");
+  if (crc != frame.payload_crc)
+    corrupt(frame.source, said("payload checksum", frame.payload_crc, crc) + " (" + text_of(frame.id) + ")");
 }
 
 std::uint32_t pack(const Fingerprint& f) {

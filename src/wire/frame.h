@@ -1,5 +1,5 @@
-// The frame in front of every message: 64 bytes, little-endian, docs/wire_format.md has the map. One parser for all
-// transports; nothing of a frame is used before parse_frame() and check_frame() have passed.
+// The frame in front of every message: 64 bytes, little-endian, docs/wire_format.md has the map. One parser
+// for all transports; nothing of a frame is used before parse_frame() and check_frame() have passed.
 #pragma once
 
 #include <array>
@@ -17,12 +17,12 @@ inline constexpr std::uint8_t kVersion = 1;
 inline constexpr std::size_t kFrameBytes = 64;
 
 enum class FrameKind : std::uint8_t {
-  data = 1,      // `length` bytes of payload follow
-  request = 2,   // "may I send `length` bytes of this identity?"; no payload
-  grant = 3,     // "send them"; no payload
-  credit = 4,    // `length` bytes of unexpected messages were taken; no payload
-  heartbeat = 5, // no payload
-  goodbye = 6,   // `length` bytes of text follow: empty for a graceful close, else the reason
+  data = 1,       // `length` bytes of payload follow
+  request = 2,    // "may I send `length` bytes of this identity?"; no payload
+  grant = 3,      // "send them"; no payload
+  credit = 4,     // `length` bytes of unexpected messages were taken; no payload
+  heartbeat = 5,  // no payload
+  goodbye = 6,    // `length` bytes of text follow: empty for a graceful close, else the reason
 };
 
 struct Frame {
@@ -44,8 +44,8 @@ using FrameBytes = std::array<std::byte, kFrameBytes>;
 
 FrameBytes encode_frame(const Frame& frame);
 
-// Throws TransportError(corrupt) that names what is wrong: magic, version, kind, dtype, or the header's checksum.
-// `peer` is for the message only.
+// Throws TransportError(corrupt) that names what is wrong: magic, version, kind, dtype, or the header's
+// checksum. `peer` is for the message only.
 Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes, int peer);
 
 // What the receiver knows of the job and of this message.
@@ -67,12 +67,14 @@ struct ExpectedMessage {
   bool exact_length = true;  // else at most `length`
   std::uint64_t length = 0;
 };
-// Throws TransportError(mismatch) that says what this rank runs and what the peer runs; corrupt for a wrong identity.
+// Throws TransportError(mismatch) that says what this rank runs and what the peer runs; corrupt for a wrong
+// identity.
 void check_message(const Frame& frame, const ExpectedMessage& expected, int rank);
 // Throws TransportError(corrupt).
 void check_payload(const Frame& frame, std::span<const std::byte> payload);
 
-// A fingerprint says what an operation is in 32 bits, so that a mismatch can be told in words without another message.
+// A fingerprint says what an operation is in 32 bits, so that a mismatch can be told in words without another
+// message.
 struct Fingerprint {
   std::uint8_t family = 0;     // 5 bits, Family of the registry
   std::uint8_t algorithm = 0;  // 6 bits, row of the family's table

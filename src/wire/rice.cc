@@ -19,15 +19,17 @@ std::int64_t bits_with(std::span<const std::uint32_t> indices, int r) {
 std::uint64_t peek(std::span<const std::byte> bytes, std::uint64_t at) {
   const auto first = static_cast<std::size_t>(at / 8);
   std::uint64_t word = 0;
-  if (first + 8 <= bytes.size()) std::memcpy(&word, bytes.data() + first, 8);
-  else if (first < bytes.size()) std::memcpy(&word, bytes.data() + first, bytes.size() - first);
+  if (first + 8 <= bytes.size())
+    std::memcpy(&word, bytes.data() + first, 8);
+  else if (first < bytes.size())
+    std::memcpy(&word, bytes.data() + first, bytes.size() - first);
   return word >> at % 8;  // 57 of them at least
 }
 
 }  // namespace
 
-// Halving all gaps saves the less the smaller they are, so the bits fall and then rise with the parameter: going downhill
-// from a guess ends at the least.
+// Halving all gaps saves the less the smaller they are, so the bits fall and then rise with the parameter:
+// going downhill from a guess ends at the least.
 RiceChoice choose_rice(std::span<const std::uint32_t> indices) {
   const std::uint64_t mean = (std::uint64_t{indices.back()} + 1) / indices.size();
   int r = std::clamp(static_cast<int>(std::bit_width(mean)) - 1, 0, 31);

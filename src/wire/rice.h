@@ -1,7 +1,7 @@
 // Rice codes of the gaps between increasing indices (the format stands in wire/codec.h).
 //
-// With parameter r a gap takes (gap >> r) + 1 + r bits: close to the entropy for gaps as random choices leave them, when 2^r is
-// about 0.69 of the mean gap.
+// With parameter r a gap takes (gap >> r) + 1 + r bits: close to the entropy for gaps as random choices leave
+// them, when 2^r is about 0.69 of the mean gap.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,8 @@ constexpr int kLongRounds = 5;
 constexpr std::size_t kLongBytes = std::size_t{1} << 20;
 
 double median(std::vector<double>& values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -81,8 +82,10 @@ std::uint64_t micro_op_bytes(const LinkCost& cost, const Config& config) {
 // REQUIRES (reference parameters): awaited where it is called, as Engine::submit does.
 Task<void> calibrate(Comm comm, const LinkCost* known, const Config& config, Agreement& agreed) {
   constexpr std::uint32_t kAgree = 2 * (kShortRounds + kLongRounds);
-  if (known != nullptr) agreed.cost = *known;
-  else if (comm.rank() < 2 && comm.size() > 1) agreed.cost = co_await measure(comm);
+  if (known != nullptr)
+    agreed.cost = *known;
+  else if (comm.rank() < 2 && comm.size() > 1)
+    agreed.cost = co_await measure(comm);
   agreed.micro_op_bytes = micro_op_bytes(agreed.cost, config);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&agreed, 1));
   if (comm.rank() != 0) {

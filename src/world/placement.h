@@ -17,8 +17,8 @@ struct Placement {
 
 using Lookup = std::function<const char*(const char*)>;
 
-// Open MPI, PMI (MPICH and others), then RANK and WORLD_SIZE, then Slurm. Throws UsageError for half-set or senseless
-// values.
+// Open MPI, PMI (MPICH and others), then RANK and WORLD_SIZE, then Slurm. Throws UsageError for half-set or
+// senseless values.
 Placement detect_placement(const Lookup& lookup);
 Placement detect_placement();  // of this process
 std::string_view name_of(Placement::Launcher launcher);

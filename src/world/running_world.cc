@@ -13,7 +13,8 @@ EngineOptions engine_options(const RunningWorld::Parts& parts) {
           .trace = parts.trace};
 }
 
-// The endpoint is read on the engine's thread, so it is set there too. REQUIRES (references): as Engine::submit has it.
+// The endpoint is read on the engine's thread, so it is set there too. REQUIRES (references): as
+// Engine::submit has it.
 Task<void> settle(Comm comm, const LinkCost* known, const Config& config) {
   Agreement agreed;
   co_await calibrate(comm, known, config, agreed);

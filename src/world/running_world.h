@@ -1,4 +1,5 @@
-// An engine with its thread on a transport that somebody else owns, with link figures that all ranks agree on.
+// An engine with its thread on a transport that somebody else owns, with link figures that all ranks agree
+// on.
 #pragma once
 
 #include <string>

@@ -89,7 +89,8 @@ void run_ranks(int ranks, const RunOptions& options, const std::function<void(Wo
     link.latency_seconds = options.link->latency_seconds;
     if (options.link->bytes_per_second > 0) link.bytes_per_second = options.link->bytes_per_second;
     link.nodes = options.link->nodes;
-    if (options.link->scale_up_bytes_per_second > 0) link.scale_up_bytes_per_second = options.link->scale_up_bytes_per_second;
+    if (options.link->scale_up_bytes_per_second > 0)
+      link.scale_up_bytes_per_second = options.link->scale_up_bytes_per_second;
     known = cost_of(*options.link);
     network = std::make_unique<ShapedNetwork>(link);
     for (int r = 0; r < ranks; ++r) {
@@ -104,8 +105,9 @@ void run_ranks(int ranks, const RunOptions& options, const std::function<void(Wo
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      Transport& transport = network != nullptr ? static_cast<Transport&>(*shaped[static_cast<std::size_t>(r)])
-                                                : transports.transport(r);
+      Transport& transport = network != nullptr
+                                 ? static_cast<Transport&>(*shaped[static_cast<std::size_t>(r)])
+                                 : transports.transport(r);
       RunningWorld::Parts parts;
       parts.config = &config;
       parts.pool = pool.get();

@@ -1,8 +1,8 @@
 // The first program of the README: four ranks sum their gradients.
+#include <weft/weft.h>
+
 #include <cstdio>
 #include <vector>
-
-#include <weft/weft.h>
 
 int main() {
   weft::run_ranks(4, [](weft::World& world) {

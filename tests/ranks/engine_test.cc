@@ -1,6 +1,7 @@
 // The engine on threads: submissions, priorities, holding, deadlines, failures, overhead.
-#include <gtest/gtest.h>
+#include "weft/engine.h"
 
+#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -14,7 +15,6 @@
 
 #include "base/worker_pool.h"
 #include "transports/threads.h"
-#include "weft/engine.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -23,7 +23,8 @@ namespace {
 // Ranks with engines that run, each with a thread.
 class Ranks {
  public:
-  explicit Ranks(int n, const EngineOptions& options = {}, std::size_t eager_limit = 8192, bool traced = false)
+  explicit Ranks(int n, const EngineOptions& options = {}, std::size_t eager_limit = 8192,
+                 bool traced = false)
       : world_(ThreadsOptions{.ranks = n, .eager_limit = eager_limit, .tamper = {}}) {
     traces_.resize(static_cast<std::size_t>(n));
     for (int r = 0; r < n; ++r) {
@@ -84,7 +85,8 @@ TEST(Engine, OperationsMatchByIdentityWhateverTheOrder) {
     for (int i = 0; i < kOps; ++i) {
       const int op = r == 1 ? kOps - 1 - i : (r == 2 ? (i * 7) % kOps : i);  // another order on each rank
       int& mine = got[static_cast<std::size_t>(r)][static_cast<std::size_t>(op)];
-      tickets.push_back(ranks[r].submit(ranks[r].world(), {.name = "shift", .slot = static_cast<std::uint32_t>(op), .step = 3},
+      tickets.push_back(ranks[r].submit(ranks[r].world(),
+                                        {.name = "shift", .slot = static_cast<std::uint32_t>(op), .step = 3},
                                         [&mine](Comm comm) { return shift(comm, mine); }));
     }
   }
@@ -113,7 +115,8 @@ TEST(Engine, LongMessagesWithoutBufferingAndOnThePool) {
     for (std::size_t r = 0; r < 2; ++r) {
       std::fill(out[r].begin(), out[r].end(), static_cast<std::byte>(r + 1));
       Engine& engine = ranks[static_cast<int>(r)];
-      tickets.push_back(engine.submit(engine.world(), {}, [&, r](Comm comm) { return shift_bytes(comm, out[r], in[r], 3); }));
+      tickets.push_back(engine.submit(engine.world(), {},
+                                      [&, r](Comm comm) { return shift_bytes(comm, out[r], in[r], 3); }));
     }
     for (std::size_t r = 0; r < 2; ++r) {
       tickets[r].wait();
@@ -147,8 +150,9 @@ TEST(Engine, AUsageErrorFailsItsOwnTicketOnly) {
 TEST(Engine, ADeadlineNamesOperationStepAndPeerAndFailsEverythingInFlight) {
   Ranks ranks(3);
   int got = 0;
-  const Ticket late = ranks[0].submit(ranks[0].world(), {.name = "lonely", .slot = 4, .step = 12, .timeout = 100ms},
-                                      [&](Comm comm) { return shift(comm, got); });
+  const Ticket late =
+      ranks[0].submit(ranks[0].world(), {.name = "lonely", .slot = 4, .step = 12, .timeout = 100ms},
+                      [&](Comm comm) { return shift(comm, got); });
   int other = 0;
   const Ticket innocent = ranks[0].submit(ranks[0].world(), {.name = "bystander", .slot = 5, .step = 12},
                                           [&](Comm comm) { return shift(comm, other); });
@@ -158,14 +162,16 @@ TEST(Engine, ADeadlineNamesOperationStepAndPeerAndFailsEverythingInFlight) {
   }
   EXPECT_EQ(error_of(innocent), what) << "one cause for all";
   EXPECT_THROW(late.wait(), TimeoutError);
-  // The peers stop too, and quote the cause. (What rank 0 had sent before may still arrive: this needs more from it.)
+  // The peers stop too, and quote the cause. (What rank 0 had sent before may still arrive: this needs more
+  // from it.)
   std::vector<std::byte> never(sizeof(int));
   const Ticket peer = ranks[1].submit(ranks[1].world(), {.name = "peer", .slot = 4, .step = 12},
                                       [&](Comm comm) { return shift_bytes(comm, never, never, 2); });
   const std::string theirs = error_of(peer);
   EXPECT_NE(theirs.find("rank 0 has left the job"), std::string::npos) << theirs;
   EXPECT_NE(theirs.find("lonely"), std::string::npos) << theirs;
-  const Ticket after = ranks[0].submit(ranks[0].world(), {.slot = 9}, [&](Comm comm) { return shift(comm, got); });
+  const Ticket after =
+      ranks[0].submit(ranks[0].world(), {.slot = 9}, [&](Comm comm) { return shift(comm, got); });
   EXPECT_EQ(error_of(after), what) << "later submissions fail with the same cause";
 }
 
@@ -173,10 +179,10 @@ TEST(Engine, AMismatchIsToldOnTheRankConcerned) {
   Ranks ranks(2);
   std::vector<std::byte> small(8);
   std::vector<std::byte> large(16);
-  const Ticket a =
-      ranks[0].submit(ranks[0].world(), {.slot = 1}, [&](Comm comm) { return shift_bytes(comm, small, small, 1); });
-  const Ticket b =
-      ranks[1].submit(ranks[1].world(), {.slot = 1}, [&](Comm comm) { return shift_bytes(comm, large, large, 1); });
+  const Ticket a = ranks[0].submit(ranks[0].world(), {.slot = 1},
+                                   [&](Comm comm) { return shift_bytes(comm, small, small, 1); });
+  const Ticket b = ranks[1].submit(ranks[1].world(), {.slot = 1},
+                                   [&](Comm comm) { return shift_bytes(comm, large, large, 1); });
   const std::string what = error_of(a) + " | " + error_of(b);
   EXPECT_NE(what.find("length"), std::string::npos) << what;
 }
@@ -216,8 +222,8 @@ TEST(Ticket, CoroutinesAwaitAndContinuationsRun) {
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
     for (int r = 0; r < 2; ++r) {
       int& mine = g[2 * slot + static_cast<unsigned>(r)];
-      tickets.push_back(
-          ranks[r].submit(ranks[r].world(), {.slot = slot}, [&mine](Comm comm) { return shift(comm, mine); }));
+      tickets.push_back(ranks[r].submit(ranks[r].world(), {.slot = slot},
+                                        [&mine](Comm comm) { return shift(comm, mine); }));
       tickets.back().then([&] { continued.fetch_add(1); });
     }
   }
@@ -227,11 +233,13 @@ TEST(Ticket, CoroutinesAwaitAndContinuationsRun) {
   ranks[0].submit(ranks[0].world(), {.slot = 7}, [&](Comm) { return await_two(a, b, state); }).wait();
   EXPECT_EQ(state.load(), 1);
   for (const Ticket& t : tickets) t.wait();
-  for (int i = 0; i < 1000 && continued.load() < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 1000 && continued.load() < 4; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(continued.load(), 4);
 }
 
-// Gradients in flight while blocking operations come and go: the trace shows that nothing started when it must not.
+// Gradients in flight while blocking operations come and go: the trace shows that nothing started when it
+// must not.
 void mixed_traffic(Ranks& ranks) {
   const std::size_t n = 1u << 14;
   std::vector<std::vector<std::byte>> out(2, std::vector<std::byte>(n));
@@ -243,8 +251,9 @@ void mixed_traffic(Ranks& ranks) {
       Engine& engine = ranks[r];
       const auto rank = static_cast<std::size_t>(r);
       const auto piece = std::span(in[rank]).subspan(n * i, n);
-      gradients.push_back(engine.submit(engine.world(), {.name = "gradient", .slot = i},
-                                        [&, rank, piece](Comm comm) { return shift_bytes(comm, out[rank], piece, 20); }));
+      gradients.push_back(
+          engine.submit(engine.world(), {.name = "gradient", .slot = i},
+                        [&, rank, piece](Comm comm) { return shift_bytes(comm, out[rank], piece, 20); }));
     }
     if (i % 4 == 3) {
       for (int r = 0; r < 2; ++r) {
@@ -270,7 +279,8 @@ TEST(Scheduler, GradientsGiveWayAndTheTraceShowsIt) {
     ranks.stop(1);
     for (int r = 0; r < 2; ++r) {
       EXPECT_EQ(breaches(ranks.trace(r)), std::vector<std::string>());
-      for (const TraceEvent& e : ranks.trace(r).events()) micro_ops += e.kind == TraceEvent::Kind::micro_op ? 1u : 0u;
+      for (const TraceEvent& e : ranks.trace(r).events())
+        micro_ops += e.kind == TraceEvent::Kind::micro_op ? 1u : 0u;
     }
   }
   EXPECT_EQ(micro_ops, 2u * (20 * 20 + 5 * 5));
@@ -325,7 +335,8 @@ TEST(Scheduler, SomebodyWhoWaitsEndsTheHold) {
 }
 
 TEST(Scheduler, AWindowOfOneMessageDoesNotDeadlock) {
-  // Opposite orders on the two ranks, no buffering, one message at a time: only giving back stalled places gets through.
+  // Opposite orders on the two ranks, no buffering, one message at a time: only giving back stalled places
+  // gets through.
   Ranks ranks(2, {.window_bytes = 1, .stall_limit = 1ms}, 0);
   const std::size_t n = 4096;
   std::vector<std::vector<std::byte>> out(2, std::vector<std::byte>(n));
@@ -336,8 +347,9 @@ TEST(Scheduler, AWindowOfOneMessageDoesNotDeadlock) {
       const auto rank = static_cast<std::size_t>(r);
       const std::uint32_t op = r == 0 ? i : 7 - i;
       const auto piece = std::span(in[rank]).subspan(n * op, n);
-      tickets.push_back(ranks[r].submit(ranks[r].world(), {.slot = op, .timeout = 20s},
-                                        [&, rank, piece](Comm comm) { return shift_bytes(comm, out[rank], piece, 4); }));
+      tickets.push_back(
+          ranks[r].submit(ranks[r].world(), {.slot = op, .timeout = 20s},
+                          [&, rank, piece](Comm comm) { return shift_bytes(comm, out[rank], piece, 4); }));
     }
   }
   for (const Ticket& t : tickets) EXPECT_EQ(error_of(t), "");
@@ -351,8 +363,9 @@ TEST(Engine, SteadyStateAllocatesNothingPerMessage) {
     std::vector<Ticket> tickets;
     for (int r = 0; r < 2; ++r) {
       const auto rank = static_cast<std::size_t>(r);
-      tickets.push_back(ranks[r].submit(ranks[r].world(), {.slot = 1, .step = step},
-                                        [&, rank](Comm comm) { return shift_bytes(comm, out, in[rank], 50); }));
+      tickets.push_back(ranks[r].submit(ranks[r].world(), {.slot = 1, .step = step}, [&, rank](Comm comm) {
+        return shift_bytes(comm, out, in[rank], 50);
+      }));
     }
     for (const Ticket& t : tickets) t.wait();
   };
@@ -374,13 +387,17 @@ TEST(Compute, RunsOnAWorkerAndThrowsWhereItIsAwaited) {
   Ranks ranks(1);
   std::thread::id where;
   std::thread::id engine_thread;
-  ranks[0].submit(ranks[0].world(), {.slot = 1}, [&](Comm comm) {
-    engine_thread = std::this_thread::get_id();
-    return compute_there(comm, where, false);
-  }).wait();
+  ranks[0]
+      .submit(ranks[0].world(), {.slot = 1},
+              [&](Comm comm) {
+                engine_thread = std::this_thread::get_id();
+                return compute_there(comm, where, false);
+              })
+      .wait();
   EXPECT_NE(where, std::thread::id());
   EXPECT_NE(where, engine_thread);
-  const Ticket bad = ranks[0].submit(ranks[0].world(), {.slot = 2}, [&](Comm comm) { return compute_there(comm, where, true); });
+  const Ticket bad = ranks[0].submit(ranks[0].world(), {.slot = 2},
+                                     [&](Comm comm) { return compute_there(comm, where, true); });
   EXPECT_EQ(error_of(bad), "this computation cannot be done");
 }
 

@@ -42,6 +42,7 @@ Task<void> run_row(Comm comm, Call call, std::span<std::int32_t> data, std::span
       return all_to_all(comm, data, other,
                         {.algorithm = name, .micro_op_bytes = micro_op, .node_size = call.shape.node_size});
     case Family::message:
+    case Family::sparse_all_reduce:
       break;
   }
   throw UsageError("no such family");

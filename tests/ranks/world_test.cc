@@ -69,7 +69,10 @@ TEST(World, SubgroupsHaveTheirOwnRanksAndNumbers) {
     const bool is_even = world.rank() % 2 == 0;
     const Comm group = world.subgroup(is_even ? even : odd);
     std::vector<std::int64_t> value(1, world.rank());
-    world.engine().submit(group, {.name = "group sum"}, [&](Comm comm) { return all_reduce(comm, Dense(std::span(value))); }).wait();
+    world.engine()
+        .submit(group, {.name = "group sum"},
+                [&](Comm comm) { return all_reduce(comm, Dense(std::span(value))); })
+        .wait();
     if (value[0] == (is_even ? 6 : 4)) ++right;
     if (world.rank() == 3) right += group.rank() == 0 ? 1 : 0;  // the order of the list counts
     world.barrier();

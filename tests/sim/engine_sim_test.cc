@@ -1,4 +1,5 @@
-// Engines in virtual time: the same object that a communication thread drives, on hundreds of seeds and every schedule.
+// Engines in virtual time: the same object that a communication thread drives, on hundreds of seeds and every
+// schedule.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +34,9 @@ class SimEngines {
   Engine& operator[](int r) { return *engines_[static_cast<std::size_t>(r)]; }
   SimWorld& world() { return world_; }
   bool run_until_done(const std::vector<Ticket>& tickets) {
-    auto done = [&] { return std::all_of(tickets.begin(), tickets.end(), [](const Ticket& t) { return t.done(); }); };
+    auto done = [&] {
+      return std::all_of(tickets.begin(), tickets.end(), [](const Ticket& t) { return t.done(); });
+    };
     return world_.run_until(done);
   }
 
@@ -72,7 +75,8 @@ bool is_timeout(const std::exception_ptr& error) {
   return false;
 }
 
-// One operation of a mix: what each rank puts in and must get out. Values are small integers, so every sum is exact.
+// One operation of a mix: what each rank puts in and must get out. Values are small integers, so every sum is
+// exact.
 struct Job {
   Family family = Family::all_reduce;
   std::string_view algorithm;
@@ -84,7 +88,9 @@ struct Job {
   std::vector<std::vector<float>> out;   // all_to_all only
 };
 
-float value(int rank, std::uint32_t slot, std::int64_t i) { return static_cast<float>((rank * 7 + static_cast<int>(slot) * 3 + i) % 13); }
+float value(int rank, std::uint32_t slot, std::int64_t i) {
+  return static_cast<float>((rank * 7 + static_cast<int>(slot) * 3 + i) % 13);
+}
 
 void fill(Job& job, int ranks) {
   job.data.assign(static_cast<std::size_t>(ranks), std::vector<float>(static_cast<std::size_t>(job.count)));
@@ -119,7 +125,8 @@ Task<void> run_job(Comm comm, Job& job, std::size_t micro_op_bytes) {
       const AllToAllOptions options{.algorithm = job.algorithm, .micro_op_bytes = micro_op_bytes};
       return all_to_all(comm, data, Dense(std::span<float>(job.out[r])), options);
     }
-    default: return barrier(comm);
+    default:
+      return barrier(comm);
   }
 }
 
@@ -148,8 +155,9 @@ std::string wrong(const Job& job, int ranks) {
         got = job.out[rank][static_cast<std::size_t>(i)];
       }
       if (got != expected) {
-        return std::string(name_of(job.family)) + "/" + std::string(job.algorithm) + " rank " + std::to_string(r) + " element " +
-               std::to_string(i) + ": " + std::to_string(got) + " instead of " + std::to_string(expected);
+        return std::string(name_of(job.family)) + "/" + std::string(job.algorithm) + " rank " +
+               std::to_string(r) + " element " + std::to_string(i) + ": " + std::to_string(got) +
+               " instead of " + std::to_string(expected);
       }
     }
   }
@@ -179,7 +187,8 @@ TEST(Schedules, EveryAlgorithmRunsWithoutBufferingAtEverySize) {
           tickets.push_back(engines[r].submit(engines[r].world(), {.name = row.name, .slot = 1},
                                               [&job](Comm comm) { return run_job(comm, job, 8); }));
         }
-        ASSERT_TRUE(engines.run_until_done(tickets)) << row.name << " at " << ranks << " ranks waits for ever";
+        ASSERT_TRUE(engines.run_until_done(tickets))
+            << row.name << " at " << ranks << " ranks waits for ever";
         for (const Ticket& t : tickets) ASSERT_EQ(text_of(t.error()), "") << row.name << " at " << ranks;
         ASSERT_EQ(wrong(job, ranks), "") << "at " << ranks;
         ++runs;
@@ -189,7 +198,8 @@ TEST(Schedules, EveryAlgorithmRunsWithoutBufferingAtEverySize) {
   EXPECT_GT(runs, 33 * 10);
 }
 
-// 2 to 8 operations on 2 to 6 ranks, each rank in an order of its own, one message in flight, no buffering, random delays.
+// 2 to 8 operations on 2 to 6 ranks, each rank in an order of its own, one message in flight, no buffering,
+// random delays.
 struct Mix {
   explicit Mix(std::uint64_t seed) : random(seed, 77), ranks(2 + static_cast<int>(random.below(5))) {
     std::vector<std::pair<Family, const Algorithm*>> rows;
@@ -214,7 +224,8 @@ struct Mix {
     for (int r = 0; r < ranks; ++r) {
       std::vector<std::size_t> order(jobs.size());
       std::iota(order.begin(), order.end(), 0u);
-      for (std::size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.below(static_cast<std::uint32_t>(i + 1))]);
+      for (std::size_t i = order.size() - 1; i > 0; --i)
+        std::swap(order[i], order[random.below(static_cast<std::uint32_t>(i + 1))]);
       orders.push_back(order);
     }
   }
@@ -223,14 +234,17 @@ struct Mix {
   std::string run(std::uint64_t seed, bool local_counter) {
     SimOptions options = sim_options(ranks, seed);
     options.jitter_seconds = 200e-6;
-    SimEngines engines(options, {.window_bytes = 1, .hold_limit = 5ms, .stall_limit = 1ms, .operation_timeout = 5s});
+    SimEngines engines(options,
+                       {.window_bytes = 1, .hold_limit = 5ms, .stall_limit = 1ms, .operation_timeout = 5s});
     std::vector<Ticket> tickets;
     for (int r = 0; r < ranks; ++r) {
       for (const std::size_t j : orders[static_cast<std::size_t>(r)]) {
         Job& job = jobs[j];
-        SubmitOptions submit{.name = job.algorithm, .traffic = job.traffic, .priority = job.priority, .slot = job.slot};
+        SubmitOptions submit{
+            .name = job.algorithm, .traffic = job.traffic, .priority = job.priority, .slot = job.slot};
         if (local_counter) submit.slot = std::nullopt;  // the number of the call on this rank
-        tickets.push_back(engines[r].submit(engines[r].world(), submit, [&job](Comm comm) { return run_job(comm, job, 64); }));
+        tickets.push_back(engines[r].submit(engines[r].world(), submit,
+                                            [&job](Comm comm) { return run_job(comm, job, 64); }));
       }
     }
     if (!engines.run_until_done(tickets)) return "waits for ever";
@@ -294,8 +308,8 @@ TEST(Mixes, TheSameSeedGivesTheSameEvents) {
     fill(job, 5);
     std::vector<Ticket> tickets;
     for (int r = 0; r < 5; ++r) {
-      tickets.push_back(
-          engines[r].submit(engines[r].world(), {.slot = 1}, [&job](Comm comm) { return run_job(comm, job, 256); }));
+      tickets.push_back(engines[r].submit(engines[r].world(), {.slot = 1},
+                                          [&job](Comm comm) { return run_job(comm, job, 256); }));
     }
     engines.run_until_done(tickets);
     return engines.world().event_hash();
@@ -304,14 +318,15 @@ TEST(Mixes, TheSameSeedGivesTheSameEvents) {
   EXPECT_NE(hash(3), hash(4));
 }
 
-// Rank 0 waits for its gradients before it enters the blocking all-to-all that the others are in already; they hold their
-// gradients back for it.
+// Rank 0 waits for its gradients before it enters the blocking all-to-all that the others are in already;
+// they hold their gradients back for it.
 Task<void> gradients_first(Engine& engine, Job& gradient, Job& blocking) {
   const Ticket first = engine.submit(engine.world(), {.name = "gradient", .slot = 1},
                                      [&gradient](Comm comm) { return run_job(comm, gradient, 64); });
   co_await first;
   const SubmitOptions urgent{.name = "all_to_all", .traffic = TrafficClass::blocking, .slot = 2};
-  const Ticket second = engine.submit(engine.world(), urgent, [&blocking](Comm comm) { return run_job(comm, blocking, 64); });
+  const Ticket second =
+      engine.submit(engine.world(), urgent, [&blocking](Comm comm) { return run_job(comm, blocking, 64); });
   co_await second;
 }
 
@@ -331,20 +346,21 @@ std::vector<std::exception_ptr> waiting_against_holding(Time hold_limit) {
 
   SimEngines engines(sim_options(kRanks), {.hold_limit = hold_limit, .operation_timeout = 2s});
   std::vector<Ticket> tickets;
-  tickets.push_back(engines[0].submit(engines[0].world(), {.name = "driver", .slot = 9, .timeout = 10s}, [&](Comm) {
-    return gradients_first(engines[0], gradient, blocking);
-  }));
+  tickets.push_back(engines[0].submit(engines[0].world(), {.name = "driver", .slot = 9, .timeout = 10s},
+                                      [&](Comm) { return gradients_first(engines[0], gradient, blocking); }));
   for (int r = 1; r < kRanks; ++r) {
     Engine& engine = engines[r];
     const SubmitOptions urgent{.name = "all_to_all", .traffic = TrafficClass::blocking, .slot = 2};
-    tickets.push_back(engine.submit(engine.world(), urgent, [&](Comm comm) { return run_job(comm, blocking, 64); }));
+    tickets.push_back(
+        engine.submit(engine.world(), urgent, [&](Comm comm) { return run_job(comm, blocking, 64); }));
     tickets.push_back(engine.submit(engine.world(), {.name = "gradient", .slot = 1},
                                     [&](Comm comm) { return run_job(comm, gradient, 64); }));
   }
   EXPECT_TRUE(engines.run_until_done(tickets)) << "nothing may wait for ever";
   std::vector<std::exception_ptr> errors;
   for (const Ticket& t : tickets) errors.push_back(t.error());
-  if (std::none_of(errors.begin(), errors.end(), [](const std::exception_ptr& e) { return static_cast<bool>(e); })) {
+  if (std::none_of(errors.begin(), errors.end(),
+                   [](const std::exception_ptr& e) { return static_cast<bool>(e); })) {
     EXPECT_EQ(wrong(gradient, kRanks), "");
     EXPECT_EQ(wrong(blocking, kRanks), "");
   }
@@ -368,7 +384,8 @@ Task<void> computes(Comm comm, int& ran) {
 TEST(Compute, RunsInlineAndCostsVirtualTime) {
   SimEngines engines(sim_options(1), {});
   int ran = 0;
-  const Ticket t = engines[0].submit(engines[0].world(), {.slot = 1}, [&](Comm comm) { return computes(comm, ran); });
+  const Ticket t =
+      engines[0].submit(engines[0].world(), {.slot = 1}, [&](Comm comm) { return computes(comm, ran); });
   ASSERT_TRUE(engines.run_until_done({t}));
   EXPECT_EQ(ran, 2);
   EXPECT_EQ(t.finished() - t.started(), 250ms);
@@ -391,7 +408,8 @@ TEST(Death, EverySurvivorIsToldWhoDied) {
       if (r != 3) tickets.push_back(t);
     }
     ASSERT_TRUE(engines.run_until_done(tickets)) << "hangs when rank 3 dies at its message " << message;
-    for (const Ticket& t : tickets) EXPECT_NE(text_of(t.error()).find("rank 3"), std::string::npos) << text_of(t.error());
+    for (const Ticket& t : tickets)
+      EXPECT_NE(text_of(t.error()).find("rank 3"), std::string::npos) << text_of(t.error());
     EXPECT_LT(seconds(engines.world().now()), 1.0) << "told by the transport, not by the deadline";
   }
 }

@@ -41,7 +41,8 @@ TEST(Units, Durations) {
   EXPECT_EQ(parse_duration("1.5s"), 1500ms);
   EXPECT_EQ(parse_duration("2min"), 120s);
   EXPECT_EQ(parse_duration("never"), kNever);
-  for (const char* bad : {"", "50", "nan s", "-1s", "1h", "ms"}) EXPECT_THROW(parse_duration(bad), UsageError) << bad;
+  for (const char* bad : {"", "50", "nan s", "-1s", "1h", "ms"})
+    EXPECT_THROW(parse_duration(bad), UsageError) << bad;
   EXPECT_EQ(duration_text(50ms), "50 ms");
 }
 
@@ -86,8 +87,10 @@ TEST(Config, EveryKnobIsDescribedAndTheTokenIsNot) {
 }
 
 TEST(Philox, KnownAnswers) {
-  // From the test vectors that the authors of the generator published (Random123, kat_vectors, philox4x32 10).
-  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (PhiloxCounter{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
+  // From the test vectors that the authors of the generator published (Random123, kat_vectors, philox4x32
+  // 10).
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}),
+            (PhiloxCounter{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
   EXPECT_EQ(philox({0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}, {0xffffffffu, 0xffffffffu}),
             (PhiloxCounter{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}));
   EXPECT_EQ(philox({0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}, {0xa4093822u, 0x299f31d0u}),

@@ -1,4 +1,6 @@
 // The frame: bytes, checks, and that each kind of damage is named.
+#include "wire/frame.h"
+
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -8,7 +10,6 @@
 #include "weft/error.h"
 #include "weft/random.h"
 #include "wire/crc32c.h"
-#include "wire/frame.h"
 
 namespace weft::wire {
 namespace {
@@ -16,12 +17,14 @@ namespace {
 std::span<const std::byte> bytes_of(const std::string& s) { return std::as_bytes(std::span(s)); }
 
 TEST(Crc32c, KnownAnswersAndTwins) {
-  EXPECT_EQ(crc32c(bytes_of("123456789")), 0xe3069283u);  // the check value of the polynomial's catalogue entry
+  EXPECT_EQ(crc32c(bytes_of("123456789")),
+            0xe3069283u);  // the check value of the polynomial's catalogue entry
   EXPECT_EQ(crc32c({}), 0u);
   std::vector<std::byte> data(20'000);
   Random random(1);
   for (std::byte& b : data) b = static_cast<std::byte>(random());
-  for (const std::size_t length : {0ul, 1ul, 7ul, 8ul, 9ul, 63ul, 1023ul, 3071ul, 3072ul, 3073ul, 6144ul, 9999ul, 20'000ul}) {
+  for (const std::size_t length :
+       {0ul, 1ul, 7ul, 8ul, 9ul, 63ul, 1023ul, 3071ul, 3072ul, 3073ul, 6144ul, 9999ul, 20'000ul}) {
     for (const std::size_t offset : {0ul, 1ul, 3ul}) {
       if (offset > length) continue;
       const auto part = std::span(data).subspan(offset, length - offset);
@@ -62,8 +65,8 @@ TEST(Frame, RoundTripAndLayout) {
   EXPECT_EQ(std::memcmp(bytes.data(), "WEFT", 4), 0);  // docs/wire_format.md
   EXPECT_EQ(bytes[4], std::byte{kVersion});
   EXPECT_EQ(bytes[5], std::byte{1});
-  EXPECT_EQ(bytes[8], std::byte{7});    // epoch
-  EXPECT_EQ(bytes[12], std::byte{5});   // source
+  EXPECT_EQ(bytes[8], std::byte{7});      // epoch
+  EXPECT_EQ(bytes[12], std::byte{5});     // source
   EXPECT_EQ(bytes[16], std::byte{0x88});  // job
   EXPECT_EQ(bytes[24], std::byte{0xa7});  // group
   EXPECT_EQ(bytes[32], std::byte{12});
@@ -125,8 +128,12 @@ TEST(Frame, JobEpochSourceAndLengthAreChecked) {
 
 TEST(Frame, MismatchesSayWhatDiffers) {
   const Frame f = example();
-  const ExpectedMessage good{
-      .id = f.id, .dtype = f.dtype, .codec = 3, .fingerprint = f.fingerprint, .exact_length = true, .length = f.length};
+  const ExpectedMessage good{.id = f.id,
+                             .dtype = f.dtype,
+                             .codec = 3,
+                             .fingerprint = f.fingerprint,
+                             .exact_length = true,
+                             .length = f.length};
   EXPECT_EQ(complaint([&] { check_message(f, good, 0); }), "accepted");
   const auto with = [&](auto change) {
     ExpectedMessage e = good;
@@ -134,9 +141,11 @@ TEST(Frame, MismatchesSayWhatDiffers) {
     return complaint([&] { check_message(f, e, 0); });
   };
   EXPECT_NE(with([](ExpectedMessage& e) { e.id.hop = 9; }).find("identity"), std::string::npos);
-  EXPECT_NE(with([](ExpectedMessage& e) { e.dtype = DType::float32; }).find("float32 here, bfloat16 there"), std::string::npos);
+  EXPECT_NE(with([](ExpectedMessage& e) { e.dtype = DType::float32; }).find("float32 here, bfloat16 there"),
+            std::string::npos);
   EXPECT_NE(with([](ExpectedMessage& e) { e.codec = 1; }).find("codec"), std::string::npos);
-  EXPECT_NE(with([](ExpectedMessage& e) { e.length = 5; }).find("5 bytes here, 1048576 there"), std::string::npos);
+  EXPECT_NE(with([](ExpectedMessage& e) { e.length = 5; }).find("5 bytes here, 1048576 there"),
+            std::string::npos);
   EXPECT_EQ(with([](ExpectedMessage& e) {
               e.exact_length = false;
               e.length = 2u << 20;
@@ -155,8 +164,10 @@ TEST(Frame, MismatchesSayWhatDiffers) {
     return complaint([&] { check_message(frame, e, 0); });
   };
   EXPECT_NE(against([](Fingerprint& t) { t.reduction = 2; }).find("sum here, max there"), std::string::npos);
-  EXPECT_NE(against([](Fingerprint& t) { t.dtype = 2; }).find("float32 here, float64 there"), std::string::npos);
-  EXPECT_NE(against([](Fingerprint& t) { t.count = count_hash(1001); }).find("number of elements"), std::string::npos);
+  EXPECT_NE(against([](Fingerprint& t) { t.dtype = 2; }).find("float32 here, float64 there"),
+            std::string::npos);
+  EXPECT_NE(against([](Fingerprint& t) { t.count = count_hash(1001); }).find("number of elements"),
+            std::string::npos);
   EXPECT_NE(against([](Fingerprint& t) { t.algorithm = 3; }).find("algorithm"), std::string::npos);
   EXPECT_NE(against([](Fingerprint& t) { t.family = 3; }).find("family"), std::string::npos);
 }
@@ -167,7 +178,8 @@ TEST(Frame, PayloadChecksum) {
   f.payload_crc = crc32c(bytes_of(payload));
   EXPECT_EQ(complaint([&] { check_payload(f, bytes_of(payload)); }), "accepted");
   payload[3] ^= 1;
-  EXPECT_NE(complaint([&] { check_payload(f, bytes_of(payload)); }).find("payload checksum"), std::string::npos);
+  EXPECT_NE(complaint([&] { check_payload(f, bytes_of(payload)); }).find("payload checksum"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // Which rank a launcher says we are: variables as mpirun, torchrun, srun and `weft launch` set them.
+#include "world/placement.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
 
 #include "weft/error.h"
-#include "world/placement.h"
 
 namespace weft {
 namespace {
@@ -34,7 +35,8 @@ TEST(Placement, NoLauncherIsAWorldOfOne) {
 }
 
 TEST(Placement, Torchrun) {
-  const Placement p = from({{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"}});
+  const Placement p =
+      from({{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"}});
   EXPECT_EQ(p.launcher, Placement::Launcher::plain);
   EXPECT_EQ(p.rank, 2);
   EXPECT_EQ(p.size, 4);
@@ -69,7 +71,8 @@ TEST(Placement, HalfSetOrSenselessValuesAreRefused) {
   EXPECT_NE(refusal({{"RANK", "4"}, {"WORLD_SIZE", "4"}}).find("RANK: '4'"), std::string::npos);
   EXPECT_NE(refusal({{"RANK", "x"}, {"WORLD_SIZE", "4"}}).find("RANK: 'x'"), std::string::npos);
   EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "0"}}).find("WORLD_SIZE"), std::string::npos);
-  EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "99999"}}).find("MASTER_PORT"), std::string::npos);
+  EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "99999"}}).find("MASTER_PORT"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // Task, when_all, Executor, timers: on one thread, without a transport.
+#include "weft/task.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "weft/executor.h"
-#include "weft/task.h"
 
 namespace weft {
 namespace {
@@ -178,13 +179,15 @@ TEST(Task, FramesComeFromTheArenaAndGoBack) {
   rig.run(task);
 }
 
-// The compiler canary. What g++ 12 gets wrong is forbidden (CONTRIBUTING.md); what is allowed must work in every preset: named
-// aggregates, classes with constructors, one await a statement.
+// The compiler canary. What g++ 12 gets wrong is forbidden (CONTRIBUTING.md); what is allowed must work in
+// every preset: named aggregates, classes with constructors, one await a statement.
 struct Named {
   std::string text;
   std::shared_ptr<int> counted;
 };
-Task<std::size_t> takes(Named options) { co_return options.text.size() + static_cast<std::size_t>(*options.counted); }
+Task<std::size_t> takes(Named options) {
+  co_return options.text.size() + static_cast<std::size_t>(*options.counted);
+}
 Task<std::size_t> passes_named(std::shared_ptr<int> counted) {
   const Named options{.text = std::string(100, 'x'), .counted = counted};
   const std::size_t first = co_await takes(options);
@@ -209,7 +212,8 @@ struct Ring : Timer {
           auto& self = static_cast<Ring&>(t);
           self.order.push_back(self.name);
         }),
-        order(o), name(n) {}
+        order(o),
+        name(n) {}
   std::vector<int>& order;
   int name;
 };
@@ -246,7 +250,8 @@ TEST(Executor, TimersFireInOrderAndCanBeRemoved) {
 TEST(Arena, SizeClassesHoldWhatTheyPromise) {
   Arena arena;
   std::vector<std::pair<void*, std::size_t>> pieces;
-  for (std::size_t bytes : {1ul, 63ul, 64ul, 65ul, 80ul, 81ul, 127ul, 128ul, 129ul, 1000ul, 4096ul, 5000ul, 1ul << 20, (1ul << 20) + 1}) {
+  for (std::size_t bytes : {1ul, 63ul, 64ul, 65ul, 80ul, 81ul, 127ul, 128ul, 129ul, 1000ul, 4096ul, 5000ul,
+                            1ul << 20, (1ul << 20) + 1}) {
     void* piece = arena.allocate(bytes);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(piece) % 64, 0u);
     std::fill_n(static_cast<char*>(piece), bytes, 'x');  // ASan sees a class that is too small

@@ -5,6 +5,8 @@
 //           receive blocks rank+gap .. from rank + gap
 // Rounds: ceil(log2 size). Bytes sent by a rank: size-1 blocks, n (size-1)/size.
 // Bruck et al., IEEE TPDS 8(11), 1997.
+#include <utility>
+
 #include "collectives/dense/bruck_gather.h"
 #include "collectives/pieces.h"
 #include "collectives/registry.h"
@@ -25,7 +27,8 @@ Task<void> bruck_gather(Comm comm, Dense data, Blocks blocks, int own_block, std
 }
 
 Task<void> all_gather_bruck(Comm comm, Dense data, Blocks blocks, std::size_t micro_op_bytes) {
-  return bruck_gather(comm, data, blocks, comm.rank(), micro_op_bytes);
+  const int rank = comm.rank();
+  return bruck_gather(std::move(comm), data, blocks, rank, micro_op_bytes);
 }
 
 }  // namespace weft

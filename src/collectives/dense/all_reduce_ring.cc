@@ -6,6 +6,8 @@
 // Order of additions in block b: x[b] + (x[b-1] + ( ... + (x[b+2] + x[b+1]))).
 // Rounds: 2 (size-1). Bytes sent by a rank: all blocks twice, less its own and the next: 2 n (size-1)/size.
 // Patarasuk and Yuan, JPDC 69(2), 2009.
+#include <utility>
+
 #include "collectives/dense/ring_pass.h"
 #include "collectives/registry.h"
 #include "patterns/ring.h"
@@ -13,12 +15,13 @@
 namespace weft {
 
 Task<void> all_reduce_ring(Comm comm, Dense data, Reduction reduction, std::size_t micro_op_bytes) {
-  return ring_pass(comm, {.data = data,
-                          .blocks = Blocks(comm.size(), data.count),
-                          .first_hop = 0,
-                          .last_hop = ring_hops(comm.size()),
-                          .reduction = reduction,
-                          .micro_op_bytes = micro_op_bytes});
+  const int size = comm.size();
+  return ring_pass(std::move(comm), {.data = data,
+                                     .blocks = Blocks(size, data.count),
+                                     .first_hop = 0,
+                                     .last_hop = ring_hops(size),
+                                     .reduction = reduction,
+                                     .micro_op_bytes = micro_op_bytes});
 }
 
 }  // namespace weft

@@ -4,6 +4,8 @@
 //   Step 1  send block rank-1
 //   Step 2  at each hop fold the block that arrives, and send it on; the last one is the own block
 // Rounds: size-1. Bytes sent by a rank: every block but its own, n (size-1)/size.
+#include <utility>
+
 #include "collectives/dense/ring_pass.h"
 #include "collectives/registry.h"
 
@@ -11,12 +13,13 @@ namespace weft {
 
 Task<void> reduce_scatter_ring(Comm comm, Dense data, Blocks blocks, Reduction reduction,
                                std::size_t micro_op_bytes) {
-  return ring_pass(comm, {.data = data,
-                          .blocks = blocks,
-                          .first_hop = 0,
-                          .last_hop = comm.size() - 1,
-                          .reduction = reduction,
-                          .micro_op_bytes = micro_op_bytes});
+  const int size = comm.size();
+  return ring_pass(std::move(comm), {.data = data,
+                                     .blocks = blocks,
+                                     .first_hop = 0,
+                                     .last_hop = size - 1,
+                                     .reduction = reduction,
+                                     .micro_op_bytes = micro_op_bytes});
 }
 
 }  // namespace weft

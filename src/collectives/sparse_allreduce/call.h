@@ -1,0 +1,124 @@
+// What the algorithms of the family share: the call, the state of a vector, the result in blocks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/entries.h"
+#include "kernels/select.h"
+#include "patterns/deal.h"
+#include "weft/sparse.h"
+#include "wire/codec.h"
+
+namespace weft {
+
+// How many entries an owner of B-SAG keeps before the teams' lists are added, so that their union comes close to the quota. One
+// per block position; equal in a SAG group because all its members see the same unions.
+struct TeamQuota {
+  std::int64_t entries = 0;  // 0: not started
+  std::int64_t step = 0;
+  bool inertia = false;
+  friend bool operator==(const TeamQuota&, const TeamQuota&) = default;
+};
+
+// Ok-Topk's thresholds and regions.
+struct Thresholds {
+  float local = 0;
+  float global = 0;
+  std::int64_t steps = 0;  // since the start
+  std::vector<std::int64_t> regions;
+};
+
+struct SparseWork {
+  explicit SparseWork(std::int64_t n) : length(n) {}
+  std::int64_t length;
+  std::vector<float> residual;  // committed; empty: zeros
+  std::vector<float> staged;
+  bool has_staged = false;
+  TeamQuota team_quota, next_team_quota;
+  Thresholds thresholds, next_thresholds;
+  // Memory of a step, kept warm.
+  Candidates candidates;
+  std::vector<Entries> selected;                      // of each block: what this rank cut out of it
+  std::vector<std::vector<std::uint32_t>> touched;    // of each block: where something arrived, sorted
+  std::vector<float> errors;
+};
+
+struct SparseResult::Contents {
+  Deal deal{Deal::Kind::contiguous, 1, 0};
+  std::vector<Entries> blocks;
+  bool finite = true;
+  double select_seconds = 0;
+  std::uint64_t entries_sent = 0;
+  std::uint64_t entry_bytes_sent = 0;
+};
+
+// A checked call.
+struct SparseCall {
+  std::span<const float> gradient;
+  SparseWork* work = nullptr;
+  SparseResult::Contents* result = nullptr;
+  std::int64_t k = 0;
+  wire::SparseCodec codec = wire::SparseCodec::packed;
+  Deal::Kind blocks = Deal::Kind::dealt;
+  ResidualRule residual = ResidualRule::gres;
+  int teams = 1;
+  bool recursive = false;  // R-SAG, else B-SAG
+  int threads = 1;
+
+  StagedStep step() const { return {gradient, work->residual, work->staged}; }
+};
+
+// Adds the wall time of its life to a total: selection is reported apart from the wire.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total) : total_(total) {}
+  ~Stopwatch() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& total_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+using SparseRun = Task<void>(Comm comm, SparseCall call);
+
+// A call as far as its cost goes.
+struct SparseShape {
+  int size = 1;
+  std::int64_t length = 0;
+  std::int64_t k = 0;
+  int teams = 1;
+  bool recursive = false;
+  Deal::Kind blocks = Deal::Kind::dealt;
+};
+
+struct SparseAlgorithm {
+  std::string_view name;
+  std::string_view summary;
+  std::int64_t (*entries)(const SparseShape& shape);  // that the busiest rank sends: exact for spardl with d = 1 or R-SAG, else a bound
+  std::int64_t (*heads)(const SparseShape& shape);    // 4-byte heads of blocks that it sends
+  int (*rounds)(const SparseShape& shape);
+  SparseRun* run;
+  bool exact;  // entries() is what is sent where every block has enough values
+};
+std::span<const SparseAlgorithm> sparse_algorithms();
+const SparseAlgorithm& find_sparse_algorithm(std::string_view name);  // throws UsageError that lists the names
+// Payload of the busiest rank in the paper's codec.
+inline std::int64_t coo_bytes(const SparseAlgorithm& row, const SparseShape& shape) {
+  return 8 * row.entries(shape) + 4 * row.heads(shape);
+}
+// Predicted seconds on the wire.
+double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link);
+// The number of teams with the least predicted time, and whether they gather by R-SAG.
+struct TeamChoice {
+  int teams = 1;
+  bool recursive = false;
+};
+TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link);
+
+}  // namespace weft

@@ -1,0 +1,69 @@
+#include "collectives/sparse_allreduce/spar_step.h"
+
+#include <algorithm>
+
+#include "kernels/sparse.h"
+
+namespace weft {
+
+SparStep::SparStep(const Comm& comm, const SparseCall& c)
+    : call(c),
+      members(comm.size() / c.teams),
+      team(comm.rank() / members),
+      position(comm.rank() % members),
+      deal(c.blocks, members, c.work->length) {
+  for (int b = 0; b < members; ++b) quotas.push_back(deal.quota(b, c.k));
+  c.work->selected.resize(static_cast<std::size_t>(members));
+  c.work->touched.resize(static_cast<std::size_t>(members));
+  for (Entries& entries : c.work->selected) entries.clear();
+  for (std::vector<std::uint32_t>& indices : c.work->touched) indices.clear();
+  c.result->deal = deal;
+  c.result->blocks.resize(static_cast<std::size_t>(members));
+}
+
+void SparStep::touch(int block, std::span<const std::uint32_t> indices) {
+  std::vector<std::uint32_t>& all = call.work->touched[static_cast<std::size_t>(block)];
+  scratch.resize(all.size() + indices.size());
+  const auto end = std::set_union(all.begin(), all.end(), indices.begin(), indices.end(), scratch.begin());
+  scratch.erase(end, scratch.end());
+  all.swap(scratch);
+}
+
+void SparStep::keep_share(EntriesView entries, int sharers, int mine) {
+  Entries share;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const bool falls_to_me =
+        entries.indices[i] % static_cast<std::uint32_t>(sharers) == static_cast<std::uint32_t>(mine);
+    if (falls_to_me && entries.values[i] != 0) share.push_back(entries.indices[i], entries.values[i]);
+  }
+  scatter_add(share, deal, position, call.work->staged);
+  touch(position, share.indices);
+}
+
+void SparStep::round(Entries& entries, int sharers, int mine) {
+  if (call.codec != wire::SparseCodec::packed_bf16) return;
+  wire::round_to_bfloat16(entries.values, call.work->errors);
+  keep_share({entries.indices, call.work->errors}, sharers, mine);
+}
+
+void SparStep::code(EntriesView entries, int block, std::vector<std::byte>& into) {
+  wire::encode(call.codec, non_finite ? EntriesView{} : entries, length_of(block), non_finite, into);
+}
+
+TeamQuota next_team_quota(TeamQuota now, std::int64_t union_size, std::int64_t quota, int teams) {
+  const std::int64_t least = std::max<std::int64_t>(1, quota / teams);
+  if (now.step == 0) now.step = std::max<std::int64_t>(1, (quota - now.entries) / 100);
+  const bool right_way = (union_size > quota) != (now.step > 0);
+  if (right_way) {
+    if (now.inertia) now.step *= 2;
+    now.inertia = !now.inertia;
+  } else {
+    now.step = now.step > 1 || now.step < -1 ? -now.step / 2 : -now.step;
+    now.inertia = false;
+  }
+  now.step = std::clamp(now.step, -quota, quota);
+  now.entries = std::clamp(now.entries + now.step, least, std::max(least, quota));
+  return now;
+}
+
+}  // namespace weft

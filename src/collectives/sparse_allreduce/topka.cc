@@ -1,0 +1,39 @@
+// TopkA: everybody's k largest entries to everybody.
+//   Step 1  the k largest of gradient + residual; the rest is the residual
+//   Step 2  Bruck all-gather of the P lists, as coded by their ranks
+//   Step 3  every rank adds them, in rank order
+// Rounds: ceil(log2 P). Entries sent by a rank: k (P-1). Result: up to k P entries.
+// Nothing is dropped after the selection, so every residual rule conserves. (Where entries of ranks add up to zero there is no
+// entry: gres and pres take the values back, lres and drop let them go, and either is right.) With packed-bf16 the rounding
+// errors stay at their sender by gres and drop; pres and lres lose them.
+// All-gather of sparse gradients as in Aji and Heafield, EMNLP 2017; so named in Shi et al. (gTopk), ICDCS 2019.
+#include "collectives/sparse_allreduce/lists.h"
+#include "collectives/sparse_allreduce/whole_step.h"
+
+namespace weft {
+
+Task<void> topka(Comm comm, SparseCall call) {
+  WholeStep step(call);
+  call.work->lists.resize(static_cast<std::size_t>(comm.size()));
+  ListGather gather{.lists = call.work->lists};
+  gather.bounds.assign(static_cast<std::size_t>(comm.size()), {.length = step.length(), .max_count = call.k});
+  // Step 1
+  auto select = [&] {
+    step.select();
+    const Stopwatch watch(call.result->select_seconds);
+    step.round(step.selected());
+    gather.non_finite = step.non_finite;
+    gather.lists[static_cast<std::size_t>(comm.rank())] = step.selected();
+  };
+  co_await comm.compute(select);
+  // Step 2
+  co_await gather_lists(comm, call, gather);
+  // Step 3
+  auto add = [&] {
+    call.result->finite = !gather.non_finite && sum_lists(gather.lists, step.length(), step.result());
+    if (call.result->finite) step.settle();
+  };
+  co_await comm.compute(add);
+}
+
+}  // namespace weft

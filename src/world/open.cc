@@ -1,0 +1,84 @@
+// From a launcher's variables and the configuration to a connected transport.
+#include "world/open.h"
+
+#include "weft/error.h"
+
+#if WEFT_HAVE_TCP
+#include "transports/tcp.h"
+#endif
+#if WEFT_HAVE_MPI
+#include "transports/mpi.h"
+#endif
+
+namespace weft {
+
+namespace {
+
+constexpr int kDefaultMasterPort = 29500;  // torchrun's
+
+[[noreturn]] [[maybe_unused]] void not_built(const std::string& name, const std::string& needs) {
+  throw UsageError("this weft was built without the " + name + " transport; install " + needs +
+                   " and build again");
+}
+
+std::unique_ptr<Transport> open_tcp(const Config& config, const Placement& place) {
+#if WEFT_HAVE_TCP
+  TcpOptions options;
+  options.rank = place.rank;
+  options.size = place.size;
+  if (!config.address.empty())
+    options.master_addr = config.address;
+  else if (!place.master_address.empty())
+    options.master_addr = place.master_address;
+  const int master_port = place.master_port != 0 ? place.master_port : kDefaultMasterPort;
+  options.port = static_cast<std::uint16_t>(config.port != 0 ? config.port : master_port + 1);
+  options.job = config.job;
+  options.token = config.token.reveal();
+  options.eager_limit = config.tcp_eager_limit;
+  options.credit = config.tcp_credit;
+  options.notsent_lowat = static_cast<int>(config.tcp_unsent);
+  options.connect_timeout = config.connect_timeout;
+  options.heartbeat = config.heartbeat;
+  options.dead_after = config.dead_after;
+  return connect_tcp(options);
+#else
+  static_cast<void>(config);
+  static_cast<void>(place);
+  not_built("tcp", "asio and OpenSSL");
+#endif
+}
+
+std::unique_ptr<Transport> open_mpi_world() {
+#if WEFT_HAVE_MPI
+  return open_mpi({});
+#else
+  not_built("mpi", "MPI");
+#endif
+}
+
+}  // namespace
+
+std::string chosen_transport(const Config& config, const Placement& place) {
+  if (config.transport != "auto") return config.transport;
+  switch (place.launcher) {
+    case Placement::Launcher::none:
+      return "threads";
+    case Placement::Launcher::open_mpi:
+    case Placement::Launcher::pmi:
+      return "mpi";
+    case Placement::Launcher::plain:
+    case Placement::Launcher::slurm:
+      return "tcp";
+  }
+  return "threads";
+}
+
+std::unique_ptr<Transport> open_transport(const Config& config, const Placement& place) {
+  const std::string transport = chosen_transport(config, place);
+  if (transport == "tcp") return open_tcp(config, place);
+  if (transport == "mpi") return open_mpi_world();
+  if (place.size > 1) throw UsageError("WEFT_TRANSPORT=threads: ranks that are processes need tcp or mpi");
+  return nullptr;
+}
+
+}  // namespace weft
