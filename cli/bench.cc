@@ -20,8 +20,8 @@ namespace weft::cli {
 
 namespace {
 
-constexpr const char* kNames[] = {"allreduce", "reducescatter", "allgather", "broadcast",
-                                  "alltoall",  "priority",      "overhead"};
+constexpr const char* kNames[] = {"allreduce", "reducescatter",    "allgather", "broadcast",
+                                  "alltoall",  "sparse_allreduce", "priority",  "overhead"};
 constexpr int kMostThreads = 512, kMostSimulated = 65536;
 
 // As typed.
@@ -31,6 +31,7 @@ struct Typed {
   int ranks = 0, nodes = 0, iterations = 0;
   double byte_scale = 1;
   bool json = false, spoil = false;
+  TypedSparse sparse;
 };
 
 Family family_of(const std::string& name) {
@@ -165,6 +166,20 @@ void check_family_options(const Typed& typed, const BenchOptions& options, bool 
   if (typed.iterations < 0) throw UsageError("--iterations must be 1 or more");
 }
 
+void check_sparse_options(const Typed& typed, BenchOptions& options) {
+  if (options.family != "sparse_allreduce") return refuse_sparse_options(typed.sparse);
+  if (!typed.bytes.empty() || options.dtype != DType::float32) {
+    throw UsageError("bench sparse_allreduce counts float32 elements: --length, without --bytes and --dtype");
+  }
+  options.sparse = checked(typed.sparse, options.ranks);
+  if (options.sparse.crossover && options.transport != "sim")
+    throw UsageError("--crossover is for --transport sim");
+  if (options.transport == "sim" && !options.trace.empty()) {
+    throw UsageError("bench sparse_allreduce writes no --trace in virtual time");
+  }
+  check_sparse(options);
+}
+
 BenchOptions checked(const Typed& typed, const Placement& place) {
   check_family(typed.family);
   const bool launched = place.launcher != Placement::Launcher::none;
@@ -186,6 +201,7 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   check_ranks(typed, options, place);
   check_link(typed, options);
   check_family_options(typed, options, launched);
+  check_sparse_options(typed, options);
   return options;
 }
 
@@ -230,6 +246,8 @@ int bench(const Typed& typed, const Invocation& call) {
     bench_overhead(options, *report);
   } else if (options.family == "priority") {
     bench_priority(options, launched, report.get());
+  } else if (options.family == "sparse_allreduce") {
+    bench_sparse(options, launched, report.get());
   } else if (options.transport == "sim") {
     bench_sim(options, cases, *report);
   } else {
@@ -242,8 +260,9 @@ int bench(const Typed& typed, const Invocation& call) {
 }
 
 void add_options(CLI::App& verb, Typed& typed) {
-  verb.add_option("family", typed.family,
-                  "allreduce, reducescatter, allgather, broadcast, alltoall, priority, overhead")
+  verb.add_option(
+          "family", typed.family,
+          "allreduce, reducescatter, allgather, broadcast, alltoall, sparse_allreduce, priority, overhead")
       ->required();
   verb.add_option("--algorithm", typed.algorithms,
                   "names, with commas; auto: what the cost model takes (default: each that can run)")
@@ -271,6 +290,7 @@ void add_options(CLI::App& verb, Typed& typed) {
   verb.add_flag("--json", typed.json, "one object a line on stdout, and nothing else");
   verb.add_option("--against", typed.against, "mpi: Open MPI's best beside it");
   verb.add_option("--trace", typed.trace, "write a Chrome/Perfetto trace there");
+  add_sparse_options(verb, typed.sparse);
   verb.add_flag("--spoil-result", typed.spoil)->group("");  // tests
 }
 
@@ -286,6 +306,7 @@ Run add_bench(CLI::App& app) {
       "  weft bench allreduce --bytes 64MiB --against mpi\n"
       "  weft bench alltoall --ranks 8 --nodes 2 --link 100mbit,50us --scale-up 1gbit --bytes 64KiB\n"
       "  weft bench allgather --transport sim --ranks 1024 --bytes 1KiB --algorithm bruck --json\n"
+      "  weft bench sparse_allreduce --length 25000000 --density 0.01 --link 1gbit,50us\n"
       "  mpirun -n 4 weft bench allreduce          tools/netlab run -- weft bench priority\n"
       "docs/measuring.md defines every field.");
   return [typed](const Invocation& call) { return bench(*typed, call); };

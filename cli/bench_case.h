@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/registry.h"
+#include "sparse_options.h"
 #include "transports/link_spec.h"
 #include "weft/collective.h"
 #include "weft/world.h"
@@ -18,7 +19,7 @@ namespace weft::cli {
 
 // The command line, checked.
 struct BenchOptions {
-  std::string family;                   // of the registry, or priority, overhead
+  std::string family;                   // of the registry, or sparse_allreduce, priority, overhead
   std::vector<std::string> algorithms;  // empty: all that can run
   std::vector<std::size_t> sizes;
   DType dtype = DType::float32;
@@ -34,6 +35,7 @@ struct BenchOptions {
   bool against_mpi = false;
   bool spoil = false;  // tests: a wrong result must be seen
   std::string trace;
+  SparseBench sparse;  // sparse_allreduce
 };
 
 // Ranks of a node where nodes are equal; 1 without nodes; 0 where they differ, which no algorithm supports.

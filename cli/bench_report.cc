@@ -185,15 +185,18 @@ void Report::add_mpi(const std::vector<MpiBest>& best, Family family) {
   }
 }
 
-void Report::add_object(const Json& object, const std::vector<std::string>& lines) {
+void Report::add_object(const Json& object, const std::vector<std::string>& lines, bool anywhere) {
   progress_.clear();
   if (object.contains("correct")) all_correct_ = all_correct_ && object["correct"].get<bool>();
   if (options_.json) {
     std::puts(object.dump().c_str());
+    std::fflush(stdout);
     return;
   }
-  std::printf("%s\n\n", where(options_, transport_).c_str());
+  if (!anywhere && !std::exchange(object_head_, true))
+    std::printf("%s\n\n", where(options_, transport_).c_str());
   for (const std::string& line : lines) std::puts(line.c_str());
+  std::fflush(stdout);
 }
 
 void Report::finish() {

@@ -43,8 +43,8 @@ class Report {
 
   void add(const Case& c, const Measurement& m);
   void add_mpi(const std::vector<MpiBest>& best, Family family);  // before the cases
-  void add_object(const Json& object,
-                  const std::vector<std::string>& lines);  // families with fields of their own
+  // Families with fields of their own; where it was measured stands before the first, unless `anywhere`.
+  void add_object(const Json& object, const std::vector<std::string>& lines, bool anywhere = false);
   void progress(const std::string& what) { progress_.show(what); }
   void finish();  // the line under the table
 
@@ -62,6 +62,7 @@ class Report {
   std::vector<MpiBest> mpi_;
   bool all_correct_ = true;
   bool head_ = false;
+  bool object_head_ = false;
   bool marked_ = false;  // a row with a star
 };
 

@@ -38,6 +38,9 @@ void largest_of_ranks(World& world, std::vector<double>& values);
 SimRanksOptions sim_options(const BenchOptions& options);
 void bench_sim(const BenchOptions& options, const std::vector<Case>& cases, Report& report);
 void bench_priority(const BenchOptions& options, bool launched, Report* report);
+// Throws UsageError for what cannot run.
+void check_sparse(const BenchOptions& options);
+void bench_sparse(const BenchOptions& options, bool launched, Report* report);
 void bench_overhead(const BenchOptions& options, Report& report);
 
 // Open MPI on this machine, every tuned algorithm of the family; best median for each size. `program` is this

@@ -32,7 +32,9 @@ ResidualRule residual_rule_of(std::string_view name);  // throws UsageError that
 
 struct SparseOptions {
   // affects results
-  std::int64_t k = 0;  // entries of the result, 1 .. length
+  // Entries of the result, 1 .. length. (topka, topkdsa: of each rank's selection; oktopk: about; dense: not
+  // used.)
+  std::int64_t k = 0;
   std::string_view algorithm = "spardl";
   std::string_view codec = "packed";  // coo, packed, packed-bf16
   std::string_view blocks = "dealt";  // dealt, contiguous
@@ -77,7 +79,7 @@ class SparseResult {
 
   bool finite() const;  // false: some rank's vector held NaN or infinity; there are no entries, and the step
                         // must be rolled back
-  std::int64_t num_entries() const;
+  std::int64_t num_entries() const;  // of a dense result (dense, topkdsa): what is not zero; counted
   void for_each(const std::function<void(std::int64_t index, float value)>& f) const;
   void add_to(std::span<float> dense, float scale = 1) const;  // dense[index] += scale * value
   // What this rank did.

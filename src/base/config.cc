@@ -26,7 +26,7 @@ Knob text(const char* variable, std::string Config::* field, const char* meaning
           [field](const Config& c) { return (c.*field).empty() ? "(none)" : c.*field; }};
 }
 
-Knob choice(const char* variable, std::string Config::* field, std::vector<std::string> choices,
+Knob choice(const char* variable, std::string Config::* field, const std::vector<std::string>& choices,
             const char* meaning) {
   return {variable, "choice", meaning,
           [=](Config& c, std::string_view v) {

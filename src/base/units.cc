@@ -84,7 +84,7 @@ std::string bytes_text(std::size_t bytes) {
     ++unit;
   }
   char text[48];
-  std::snprintf(text, sizeof text, "%.4g %s", value, names[unit].data());
+  std::snprintf(text, sizeof text, "%.4g %s", value, std::string(names[unit]).c_str());
   return text;
 }
 

@@ -30,7 +30,7 @@
 namespace weft::mpi {
 
 inline constexpr Time kShortestSleep = 5us;
-inline constexpr Time kCancelPatience = 100ms;  // for what the network alone delays
+inline constexpr Time kCancelPatience = 2s;  // for what the network alone delays
 
 std::string text_of(int code);  // MPI's own words
 

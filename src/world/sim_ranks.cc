@@ -54,6 +54,7 @@ SimRanks::~SimRanks() {
 Time SimRanks::run(const SubmitOptions& options, const std::function<Task<void>(Comm, int rank)>& make) {
   const Time start = world_.now();
   std::vector<Ticket> tickets;
+  tickets.reserve(static_cast<std::size_t>(size()));
   for (int r = 0; r < size(); ++r) {
     tickets.push_back(
         engine(r).submit(engine(r).world(), options, [&make, r](Comm comm) { return make(comm, r); }));

@@ -14,12 +14,42 @@ namespace weft {
 
 namespace {
 
-LinkCost cost_of(const EmulatedLink& link) {
-  LinkCost cost;
-  cost.hop_seconds = link.latency_seconds + 30e-6;  // and waking up
-  cost.seconds_per_byte = 1.0 / link.bytes_per_second;
-  return cost;
-}
+// The ranks' transports, behind a slow network where one is asked for.
+class EmulatedNetwork {
+ public:
+  EmulatedNetwork(const std::optional<EmulatedLink>& link, ThreadsWorld& transports, int ranks)
+      : plain_(transports) {
+    if (!link) return;
+    LinkOptions options;
+    options.ranks = ranks;
+    options.latency_seconds = link->latency_seconds;
+    options.nodes = link->nodes;
+    if (link->scale_up_bytes_per_second > 0)
+      options.scale_up_bytes_per_second = link->scale_up_bytes_per_second;
+    if (link->bytes_per_second > 0) {
+      options.bytes_per_second = link->bytes_per_second;
+      LinkCost cost;
+      cost.hop_seconds = link->latency_seconds + 30e-6;  // and waking up
+      cost.seconds_per_byte = 1.0 / link->bytes_per_second;
+      known_ = cost;
+    }
+    network_ = std::make_unique<ShapedNetwork>(options);
+    for (int r = 0; r < ranks; ++r) {
+      shaped_.push_back(std::make_unique<ShapedTransport>(transports.transport(r), *network_));
+    }
+  }
+  Transport& transport(int rank) const {
+    if (network_ == nullptr) return plain_.transport(rank);
+    return *shaped_[static_cast<std::size_t>(rank)];
+  }
+  const LinkCost* known_cost() const { return known_ ? &*known_ : nullptr; }
+
+ private:
+  ThreadsWorld& plain_;
+  std::unique_ptr<ShapedNetwork> network_;
+  std::vector<std::unique_ptr<ShapedTransport>> shaped_;
+  std::optional<LinkCost> known_;
+};
 
 // The first failure in time wins: later ones are its consequences.
 class FirstFailure {
@@ -79,57 +109,38 @@ void run_ranks(int ranks, const RunOptions& options, const std::function<void(Wo
   threads_options.eager_limit = config.eager_limit;
   threads_options.checksum_always = config.checksum == "always";
   ThreadsWorld transports(std::move(threads_options));
-
-  std::unique_ptr<ShapedNetwork> network;
-  std::vector<std::unique_ptr<ShapedTransport>> shaped;
-  LinkCost known;
-  if (options.link) {
-    LinkOptions link;
-    link.ranks = ranks;
-    link.latency_seconds = options.link->latency_seconds;
-    if (options.link->bytes_per_second > 0) link.bytes_per_second = options.link->bytes_per_second;
-    link.nodes = options.link->nodes;
-    if (options.link->scale_up_bytes_per_second > 0)
-      link.scale_up_bytes_per_second = options.link->scale_up_bytes_per_second;
-    known = cost_of(*options.link);
-    network = std::make_unique<ShapedNetwork>(link);
-    for (int r = 0; r < ranks; ++r) {
-      shaped.push_back(std::make_unique<ShapedTransport>(transports.transport(r), *network));
-    }
-  }
+  const EmulatedNetwork network(options.link, transports, ranks);
   if (options.traces != nullptr) options.traces->resize(static_cast<std::size_t>(ranks));
-
   std::unique_ptr<WorkerPool> pool;
   if (config.workers > 0) pool = std::make_unique<WorkerPool>(config.workers);
   FirstFailure failure;
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      Transport& transport = network != nullptr
-                                 ? static_cast<Transport&>(*shaped[static_cast<std::size_t>(r)])
-                                 : transports.transport(r);
-      RunningWorld::Parts parts;
-      parts.config = &config;
-      parts.pool = pool.get();
-      parts.trace = options.traces != nullptr ? &(*options.traces)[static_cast<std::size_t>(r)] : nullptr;
-      parts.priority = options.priority;
-      parts.known_cost = network != nullptr && options.link->bytes_per_second > 0 ? &known : nullptr;
-      std::unique_ptr<Transport> decorated;
+
+  const auto run_rank = [&](int r) {
+    Transport& transport = network.transport(r);
+    RunningWorld::Parts parts;
+    parts.config = &config;
+    parts.pool = pool.get();
+    parts.trace = options.traces != nullptr ? &(*options.traces)[static_cast<std::size_t>(r)] : nullptr;
+    parts.priority = options.priority;
+    parts.known_cost = network.known_cost();
+    std::unique_ptr<Transport> decorated;
+    try {
+      if (options.decorate) decorated = options.decorate(transport);
+      RunningWorld world(decorated != nullptr ? *decorated : transport, parts);
       try {
-        if (options.decorate) decorated = options.decorate(transport);
-        RunningWorld world(decorated != nullptr ? *decorated : transport, parts);
-        try {
-          body(world);
-        } catch (...) {
-          failure.set(std::current_exception());
-          world.engine().abandon(std::current_exception());
-        }
+        body(world);
       } catch (...) {
         failure.set(std::current_exception());
-        transport.close("rank " + std::to_string(r) + " could not start");
+        world.engine().abandon(std::current_exception());
       }
-    });
-  }
+    } catch (...) {
+      failure.set(std::current_exception());
+      transport.close("rank " + std::to_string(r) + " could not start");
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) threads.emplace_back(run_rank, r);
   for (std::thread& thread : threads) thread.join();
   failure.rethrow();
 }

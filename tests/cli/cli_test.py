@@ -200,6 +200,172 @@ class BenchTest(CliTest):
                 self.assertTrue(trace["traceEvents"] if isinstance(trace, dict) else trace)
 
 
+class SparseTest(CliTest):
+    CASE = ("sparse_allreduce", "--length", "6000", "--density", "0.02", "--iterations", "2")
+    ROWS = {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}
+
+    def assert_sound(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.assertLessEqual(FIELDS | {"entries_out", "captured_energy", "select_seconds", "wire_seconds", "mass_error",
+                                           "bytes_per_entry", "formula_is_bound", "k"}, row.keys())
+            self.assertTrue(row["correct"], row)
+            self.assertGreater(row["captured_energy"], 0)
+            self.assertLessEqual(row["captured_energy"], 1.0001)
+            # dense-bf16 rounds its sums, to 8 bits at each addition, and nobody keeps what that loses
+            self.assertLess(row["mass_error"], 0.05 if row["algorithm"] == "dense-bf16" else 1e-5, row)
+            self.assertGreater(row["entries_out"], 0)
+            self.assertGreater(row["wire_seconds"], 0)
+            if row["algorithm"] == "oktopk":
+                continue  # settles first
+            if row["formula_is_bound"]:
+                self.assertLessEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"], row)
+            else:
+                self.assertEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"], row)
+                self.assertEqual(row["rounds"], row["formula_rounds"], row)
+
+    def test_every_row_on_threads_and_sim(self) -> None:
+        for transport in ("threads", "sim"):
+            for ranks in ("3", "4"):
+                rows = self.bench(*self.CASE, "--transport", transport, "--ranks", ranks, "--codec", "coo", "--teams", "1")
+                self.assertEqual({row["algorithm"] for row in rows}, self.ROWS)
+                self.assert_sound(rows)
+                of = {row["algorithm"]: row for row in rows}
+                self.assertFalse(of["spardl"]["formula_is_bound"])
+                self.assertEqual(of["spardl"]["entries_out"], of["spardl"]["k"])
+                self.assertEqual(of["spardl"]["k"], 120)
+                self.assertAlmostEqual(of["dense"]["captured_energy"], 1, places=6)
+                for row in rows:
+                    self.assertEqual(row["simulated"], transport == "sim")
+                    self.assertEqual(row["select_seconds"] is None, transport == "sim")
+
+    def test_oktopk_settles(self) -> None:
+        row = self.bench(*self.CASE, "--transport", "sim", "--algorithm", "oktopk", "--codec", "coo", "--steps-before", "70")[0]
+        self.assert_sound([row])
+        self.assertTrue(2 / 3 * row["k"] <= row["entries_out"] <= 4 / 3 * row["k"], row)
+        self.assertLessEqual(row["rounds"], row["formula_rounds"])  # balancing sends no empty lists
+        # Its formula is for k selected and k in the result; both are at most 4k/3.
+        self.assertLessEqual(row["wire_bytes_per_rank"], 4 / 3 * row["formula_bytes_per_rank"])
+
+    def test_codecs_teams_rules_and_blocks(self) -> None:
+        spardl = (*self.CASE, "--algorithm", "spardl", "--transport", "sim")
+        for codec in ("coo", "packed", "packed-bf16"):
+            for more in (["--ranks", "8", "--teams", "4"], ["--ranks", "6", "--teams", "3"],
+                         ["--ranks", "8", "--teams", "2", "--gather", "b-sag"], ["--blocks", "contiguous"],
+                         ["--distribution", "heavy", "--residual", "drop"]):
+                self.assert_sound(self.bench(*spardl, "--codec", codec, *more))
+        sizes = [self.bench(*spardl, "--codec", codec)[0]["wire_bytes_per_rank"] for codec in ("coo", "packed", "packed-bf16")]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+
+    def test_a_rule_that_loses_mass_is_seen(self) -> None:
+        for transport in ("threads", "sim"):
+            for rule in ("pres", "lres"):
+                row = self.bench(*self.CASE, "--transport", transport, "--algorithm", "spardl", "--residual", rule)[0]
+                self.assertGreater(row["mass_error"], 0.01)
+
+    def test_threads_and_sim_are_worth_the_same(self) -> None:
+        here = ("--algorithm", "spardl,topka,gtopk", "--codec", "coo", "--teams", "1")
+        on = [self.bench(*self.CASE, *here, "--transport", transport) for transport in ("threads", "sim")]
+        for a, b in zip(*on, strict=True):
+            self.assertAlmostEqual(a["captured_energy"], b["captured_energy"], places=9)
+            self.assertEqual(a["entries_out"], b["entries_out"])
+
+    def test_a_wrong_result_is_seen(self) -> None:
+        for transport in ("threads", "sim"):
+            done = weft("bench", *self.CASE, "--transport", transport, "--json", "--spoil-result")
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertFalse(any(row["correct"] for row in self.rows(done.stdout)))
+
+    def test_the_wire_alone_is_no_longer_than_the_step(self) -> None:
+        rows = self.bench("sparse_allreduce", "--length", "200000", "--link", "100mbit,50us", "--iterations", "5", "--codec", "coo",
+                          "--algorithm", "spardl,topka,topkdsa,dense")
+        self.assert_sound(rows)
+        for row in rows:
+            self.assertGreater(row["wire_seconds"], 0.9 * row["ideal_seconds"], row)
+            self.assertLess(row["wire_seconds"], 1.2 * row["seconds_p99"], row)
+
+    def test_byte_scale(self) -> None:
+        case = ("sparse_allreduce", "--transport", "sim", "--ranks", "8", "--density", "0.1", "--algorithm", "spardl", "--codec", "coo")
+        plain = self.bench(*case, "--length", "640000")[0]
+        scaled = self.bench(*case, "--length", "640000", "--byte-scale", "10")[0]
+        self.assertEqual(scaled["length"], 640000)
+        self.assertAlmostEqual(plain["wire_bytes_per_rank"], scaled["wire_bytes_per_rank"], delta=0.01 * plain["wire_bytes_per_rank"])
+        self.assertAlmostEqual(plain["seconds_median"], scaled["seconds_median"], delta=0.02 * plain["seconds_median"])
+
+    def test_over_tcp_and_under_launch(self) -> None:
+        if not built("tcp"):
+            self.skipTest("built without tcp")
+        rows = self.bench(*self.CASE, "--transport", "tcp", "--ranks", "3", "--codec", "coo")
+        self.assert_sound(rows)
+        self.assertEqual({row["algorithm"] for row in rows}, self.ROWS)
+        done = weft("launch", "-n", "2", "--", WEFT, "bench", *self.CASE, "--algorithm", "spardl", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_sound(self.rows(done.stdout.replace("[0] ", "")))
+
+    def test_over_mpi(self) -> None:
+        if not built("mpi") or shutil.which("mpirun") is None:
+            self.skipTest("built without mpi")
+        asan = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"  # of Open MPI
+        self.assert_sound(self.bench(*self.CASE, "--transport", "mpi", "--ranks", "2", "--codec", "coo", ASAN_OPTIONS=asan))
+
+    def test_the_table(self) -> None:
+        done = weft("bench", *self.CASE)
+        self.assertEqual(done.stderr, "")
+        for name in (*self.ROWS, "median", "select", "wire", "energy", "mass error", "k = 120", "docs/measuring.md"):
+            self.assertIn(name, done.stdout)
+        self.assertIn("one is the least", weft("bench", "sparse_allreduce", "--length", "60", "--density", "1e-9",
+                                              "--iterations", "1", "--algorithm", "spardl").stdout)
+
+    def test_least_and_most(self) -> None:
+        for length, density, ranks in (("1", "1", "1"), ("1", "0.5", "3"), ("5", "1", "8"), ("100", "1", "3")):
+            rows = self.bench("sparse_allreduce", "--length", length, "--density", density, "--ranks", ranks, "--iterations", "1")
+            self.assertTrue(all(row["correct"] for row in rows), rows)
+
+    def test_alone_every_row_chooses_its_own_largest(self) -> None:
+        for transport in ("threads", "sim"):
+            for row in self.bench(*self.CASE, "--ranks", "1", "--transport", transport):
+                self.assertEqual(row["wire_bytes_per_rank"], 0)
+                if row["algorithm"] != "oktopk":
+                    self.assertAlmostEqual(row["captured_energy"], 1, places=6, msg=row)
+
+    def test_crossover(self) -> None:
+        rows = self.bench("sparse_allreduce", "--transport", "sim", "--crossover", "--length", "25000000", "--codec", "coo")
+        self.assertEqual([row["ranks"] for row in rows], [14] * 3 + [64] * 3 + [256] * 3 + [1024] * 3)
+        for row in rows:  # 16 k against 8 n bytes, and about as many rounds
+            self.assertTrue(0.45 < row["crossover_density"] < 0.55, row)
+            self.assertTrue(row["simulated"])
+
+    def test_bad_input(self) -> None:
+        def refused(*arguments: str, says: str) -> None:
+            done = weft("bench", "sparse_allreduce", *arguments)
+            self.assertEqual(done.returncode, 2, f"{arguments}: {done.stderr}")
+            self.assertEqual(done.stdout, "")
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertRegex(done.stderr, says)
+
+        for density in ("0", "-0.1", "1.5", "nan", "inf"):
+            refused(f"--density={density}", says="density")
+        for length in ("0", "-1", "5000000000", "nan"):
+            refused(f"--length={length}", says="length")
+        refused("--ranks", "4", "--teams", "3", says="3 do not divide 4")
+        refused("--teams=-1", says="teams")
+        refused("--ranks", "6", "--teams", "3", "--gather", "r-sag", says="power of two")
+        refused("--codec", "zip", says="coo, packed or packed-bf16")
+        refused("--residual", "none", says="gres, pres, lres, drop")
+        refused("--blocks", "round", says="dealt, contiguous")
+        refused("--gather", "ring", says="r-sag, b-sag")
+        refused("--distribution", "uniform", says="gaussian")
+        refused("--algorithm", "fast", says="spardl")
+        refused("--threads", "0", says="threads")
+        refused("--steps-before=-1", says="steps-before")
+        refused("--bytes", "4KiB", says="--length")
+        refused("--crossover", says="sim")
+        refused("--transport", "sim", "--trace", "/tmp/none", says="trace")
+        refused("--transport", "sim", "--length", "10", "--byte-scale", "3", says="whole number")
+        done = weft("bench", "allreduce", "--density", "0.1")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("sparse_allreduce", done.stderr)
+
+
 class UsageTest(CliTest):
     def refused(self, *arguments: str, says: str) -> None:
         done = weft(*arguments)

@@ -1,5 +1,5 @@
-// The rank suite where the ranks are processes: the same checks, bit for bit, over tcp and mpi. Run by a launcher (tests/launch,
-// mpirun); collectives_test without one runs the suite on threads.
+// The rank suite where the ranks are processes: the same checks, bit for bit, over tcp and mpi. Run by a
+// launcher (tests/launch, mpirun); collectives_test without one runs the suite on threads.
 #include <gtest/gtest.h>
 
 #include "ranks/suite.h"

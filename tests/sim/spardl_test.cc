@@ -1,162 +1,32 @@
-// SparDL in virtual time, against plain loops: the invariants of its paper, each with a control that must fail.
+// SparDL in virtual time, against plain loops: the invariants of its paper, each with a control that must
+// fail.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "collectives/sparse_allreduce/call.h"
 #include "collectives/sparse_allreduce/spar_step.h"
 #include "patterns/bruck.h"
-#include "transports/bare_rank.h"
-#include "transports/recording.h"
-#include "transports/sim.h"
+#include "sim/sparse_job.h"
 #include "weft/error.h"
-#include "weft/random.h"
-#include "weft/sparse.h"
 
 namespace weft {
 namespace {
 
-// Ranks on `sim` that run sparse all-reduces one after the other.
-class SparseJob {
- public:
-  SparseJob(int ranks, std::int64_t length, SparseOptions options, std::uint64_t seed = 0)
-      : options_(options), world_(sim_options(ranks, seed)) {
-    for (int r = 0; r < ranks; ++r) {
-      recordings_.push_back(std::make_unique<RecordingTransport>(world_.transport(r)));
-      ranks_.push_back(std::make_unique<BareRank>(*recordings_.back()));
-      ranks_.back()->endpoint().set_micro_op_bytes(4096);
-      world_.attach(r, *ranks_.back());
-      states_.emplace_back(length);
-      results_.emplace_back();
-      gradients_.emplace_back(static_cast<std::size_t>(length));
-    }
-  }
-  ~SparseJob() {
-    for (int r = 0; r < size(); ++r) world_.detach(r);
-  }
-  int size() const { return static_cast<int>(ranks_.size()); }
-  std::vector<float>& gradient(int r) { return gradients_[static_cast<std::size_t>(r)]; }
-  SparseResult& result(int r) { return results_[static_cast<std::size_t>(r)]; }
-  SparseState& state(int r) { return states_[static_cast<std::size_t>(r)]; }
-  RecordingTransport& recording(int r) { return *recordings_[static_cast<std::size_t>(r)]; }
-  std::uint32_t last_step() const { return step_ - 1; }
-
-  void step(bool commit = true) {
-    for (int r = 0; r < size(); ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      ranks_[i]->start(
-          [this, i](Comm comm) { return sparse_all_reduce(comm, gradients_[i], states_[i], results_[i], options_); }, 1, step_);
-    }
-    ++step_;
-    auto done = [&] { return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) { return r->done(); }); };
-    ASSERT_TRUE(world_.run_until(done)) << "waits for ever";
-    for (auto& rank : ranks_) rank->rethrow();
-    for (std::size_t i = 0; commit && i < states_.size(); ++i) {
-      if (results_[i].finite()) states_[i].commit();
-      else states_[i].roll_back();
-    }
-  }
-  std::vector<float> dense(int r) {
-    std::vector<float> out(gradient(r).size());
-    result(r).add_to(out);
-    return out;
-  }
-  // What rank r would put in: its gradient and its residual.
-  float own(int r, std::size_t i) {
-    const std::span<const float> residual = state(r).residual();
-    return gradient(r)[i] + (residual.empty() ? 0.0F : residual[i]);
-  }
-
- private:
-  static SimOptions sim_options(int ranks, std::uint64_t seed) {
-    SimOptions options;
-    options.link.ranks = ranks;
-    options.link.latency_seconds = 50e-6;
-    options.link.bytes_per_second = 125e6;
-    options.eager_limit = 0;
-    options.jitter_seconds = 100e-6;
-    options.seed = seed;
-    return options;
-  }
-  SparseOptions options_;
-  SimWorld world_;
-  std::vector<std::unique_ptr<RecordingTransport>> recordings_;
-  std::vector<std::unique_ptr<BareRank>> ranks_;
-  std::vector<SparseState> states_;
-  std::vector<SparseResult> results_;
-  std::vector<std::vector<float>> gradients_;
-  std::uint32_t step_ = 0;
-};
-
-enum class Data { whole, gauss };
-
-// Whole numbers of mixed size sum exactly in float32; the others do not.
-void fill(SparseJob& job, std::uint32_t step, Data data) {
-  for (int r = 0; r < job.size(); ++r) {
-    Random random(99, 5, static_cast<std::uint32_t>(r), step);
-    for (float& g : job.gradient(r)) {
-      if (data == Data::whole) {
-        const std::uint32_t scale = random.below(20) == 0 ? 1000 : 20;
-        g = static_cast<float>(static_cast<int>(random.below(2 * scale)) - static_cast<int>(scale));
-      } else {
-        g = static_cast<float>(std::sqrt(-2 * std::log(random.uniform())) * std::cos(6.283185307 * random.uniform()));
-      }
-    }
-  }
-}
-
-// Largest |sum of what went in - result - sum of residuals|.
-double mass_error(SparseJob& job, const std::vector<std::vector<double>>& put_in) {
-  const std::vector<float> y = job.dense(0);
-  double worst = 0;
-  for (std::size_t i = 0; i < y.size(); ++i) {
-    double left = -static_cast<double>(y[i]);
-    for (int r = 0; r < job.size(); ++r) left += put_in[static_cast<std::size_t>(r)][i] - static_cast<double>(job.state(r).residual()[i]);
-    worst = std::max(worst, std::abs(left));
-  }
-  return worst;
-}
-
-// Some steps; the worst mass error over them.
-double run_and_weigh(SparseJob& job, int steps, Data data) {
-  double worst = 0;
-  for (int t = 0; t < steps; ++t) {
-    fill(job, static_cast<std::uint32_t>(t), data);
-    std::vector<std::vector<double>> put_in;
-    for (int r = 0; r < job.size(); ++r) {
-      std::vector<double> mine(job.gradient(r).size());
-      for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<double>(job.own(r, i));
-      put_in.push_back(std::move(mine));
-    }
-    job.step();
-    worst = std::max(worst, mass_error(job, put_in));
-  }
-  return worst;
-}
-
-SparseOptions options_of(std::int64_t k, ResidualRule rule = ResidualRule::gres, int teams = 1, std::string_view gather = "auto",
-                         std::string_view codec = "coo", std::string_view blocks = "dealt") {
-  SparseOptions options;
-  options.k = k;
-  options.residual = rule;
-  options.teams = teams;
-  options.gather = gather;
-  options.codec = codec;
-  options.blocks = blocks;
-  return options;
-}
+using namespace sparse_test;
 
 TEST(Spardl, ConservesMassExactlyUnderGresAndDrop) {
   for (const int ranks : {1, 2, 3, 5, 6, 8, 14}) {
     for (const ResidualRule rule : {ResidualRule::gres, ResidualRule::drop}) {
       for (const std::string_view blocks : {"dealt", "contiguous"}) {
-        SparseJob job(ranks, 3000, options_of(60, rule, 1, "auto", "packed", blocks), static_cast<std::uint64_t>(ranks));
-        EXPECT_EQ(run_and_weigh(job, 4, Data::whole), 0.0) << ranks << " ranks, " << name_of(rule) << ", " << blocks;
+        SparseJob job(ranks, 3000, options_of(60, rule, 1, "auto", "packed", blocks),
+                      static_cast<std::uint64_t>(ranks));
+        EXPECT_EQ(run_and_weigh(job, 4, Data::whole), 0.0)
+            << ranks << " ranks, " << name_of(rule) << ", " << blocks;
       }
     }
   }
@@ -179,12 +49,14 @@ TEST(Spardl, TeamsConserveExactlyAndAgree) {
     int teams;
     std::string_view gather;
   };
-  for (const Layout& l : {Layout{4, 2, "r-sag"}, Layout{8, 4, "r-sag"}, Layout{16, 8, "r-sag"}, Layout{16, 16, "r-sag"},
-                          Layout{6, 3, "b-sag"}, Layout{10, 5, "b-sag"}, Layout{14, 7, "b-sag"}, Layout{8, 8, "b-sag"},
-                          Layout{6, 2, "b-sag"}, Layout{12, 4, "b-sag"}}) {
+  for (const Layout& l :
+       {Layout{4, 2, "r-sag"}, Layout{8, 4, "r-sag"}, Layout{16, 8, "r-sag"}, Layout{16, 16, "r-sag"},
+        Layout{6, 3, "b-sag"}, Layout{10, 5, "b-sag"}, Layout{14, 7, "b-sag"}, Layout{8, 8, "b-sag"},
+        Layout{6, 2, "b-sag"}, Layout{12, 4, "b-sag"}}) {
     for (const ResidualRule rule : {ResidualRule::gres, ResidualRule::drop}) {
       SparseJob job(l.ranks, 3000, options_of(90, rule, l.teams, l.gather));
-      EXPECT_EQ(run_and_weigh(job, 4, Data::whole), 0.0) << l.ranks << " ranks, " << l.teams << " teams, " << l.gather;
+      EXPECT_EQ(run_and_weigh(job, 4, Data::whole), 0.0)
+          << l.ranks << " ranks, " << l.teams << " teams, " << l.gather;
       for (int r = 1; r < l.ranks; ++r) ASSERT_EQ(job.dense(r), job.dense(0));
       EXPECT_LE(job.result(0).num_entries(), 90);
     }
@@ -224,14 +96,17 @@ std::map<std::int64_t, double> reference(SparseJob& job, std::int64_t k, Deal::K
   const int p = job.size();
   const auto n = static_cast<std::int64_t>(job.gradient(0).size());
   const Deal deal(kind, p, n);
-  std::vector<std::vector<double>> x(static_cast<std::size_t>(p), std::vector<double>(static_cast<std::size_t>(n)));
+  std::vector<std::vector<double>> x(static_cast<std::size_t>(p),
+                                     std::vector<double>(static_cast<std::size_t>(n)));
   for (int r = 0; r < p; ++r) {
-    for (std::size_t i = 0; i < x[0].size(); ++i) x[static_cast<std::size_t>(r)][i] = static_cast<double>(job.own(r, i));
+    for (std::size_t i = 0; i < x[0].size(); ++i)
+      x[static_cast<std::size_t>(r)][i] = static_cast<double>(job.own(r, i));
   }
   const auto cut = [&](int r, int block) {
     std::vector<std::int64_t> places;
     for (std::int64_t i = 0; i < n; ++i) {
-      if (deal.place(i).block == block && x[static_cast<std::size_t>(r)][static_cast<std::size_t>(i)] != 0) places.push_back(i);
+      if (deal.place(i).block == block && x[static_cast<std::size_t>(r)][static_cast<std::size_t>(i)] != 0)
+        places.push_back(i);
     }
     std::stable_sort(places.begin(), places.end(), [&](std::int64_t a, std::int64_t b) {
       return std::abs(x[static_cast<std::size_t>(r)][static_cast<std::size_t>(a)]) >
@@ -239,16 +114,19 @@ std::map<std::int64_t, double> reference(SparseJob& job, std::int64_t k, Deal::K
     });
     places.resize(std::min<std::size_t>(places.size(), static_cast<std::size_t>(deal.quota(block, k))));
     std::map<std::int64_t, double> out;
-    for (const std::int64_t i : places) out[i] = std::exchange(x[static_cast<std::size_t>(r)][static_cast<std::size_t>(i)], 0.0);
+    for (const std::int64_t i : places)
+      out[i] = std::exchange(x[static_cast<std::size_t>(r)][static_cast<std::size_t>(i)], 0.0);
     return out;
   };
   for (const Hop& hop : halving_hops(p)) {
     std::vector<std::map<std::int64_t, double>> bags(static_cast<std::size_t>(p));
     for (int r = 0; r < p; ++r) {
-      for (int b = 0; b < hop.count; ++b) bags[static_cast<std::size_t>(r)].merge(cut(r, (r + hop.sent + b) % p));
+      for (int b = 0; b < hop.count; ++b)
+        bags[static_cast<std::size_t>(r)].merge(cut(r, (r + hop.sent + b) % p));
     }
     for (int r = 0; r < p; ++r) {
-      for (const auto& [i, v] : bags[static_cast<std::size_t>(r)]) x[static_cast<std::size_t>((r + hop.gap) % p)][static_cast<std::size_t>(i)] += v;
+      for (const auto& [i, v] : bags[static_cast<std::size_t>(r)])
+        x[static_cast<std::size_t>((r + hop.gap) % p)][static_cast<std::size_t>(i)] += v;
     }
   }
   std::map<std::int64_t, double> y;
@@ -259,7 +137,9 @@ std::map<std::int64_t, double> reference(SparseJob& job, std::int64_t k, Deal::K
 TEST(Spardl, EqualsThePlainProgram) {
   for (const int ranks : {1, 2, 3, 4, 5, 7, 8, 13}) {
     for (const Deal::Kind kind : {Deal::Kind::dealt, Deal::Kind::contiguous}) {
-      SparseJob job(ranks, 2000, options_of(100, ResidualRule::drop, 1, "auto", "packed", kind == Deal::Kind::dealt ? "dealt" : "contiguous"));
+      SparseJob job(ranks, 2000,
+                    options_of(100, ResidualRule::drop, 1, "auto", "packed",
+                               kind == Deal::Kind::dealt ? "dealt" : "contiguous"));
       for (std::uint32_t t = 0; t < 3; ++t) {
         fill(job, t, Data::whole);
         const std::map<std::int64_t, double> expected = reference(job, 100, kind);
@@ -287,7 +167,8 @@ TEST(Spardl, BytesAndRoundsEqualTheFormulas) {
       SparseJob job(ranks, n, options_of(k, ResidualRule::gres, teams, "auto", "coo"));
       fill(job, 0, Data::gauss);
       job.step();
-      const SparseShape shape{.size = ranks, .length = n, .k = k, .teams = teams, .recursive = power && teams > 1};
+      const SparseShape shape{
+          .size = ranks, .length = n, .k = k, .teams = teams, .recursive = power && teams > 1};
       std::uint64_t most = 0;
       int rounds = 0;
       for (int r = 0; r < ranks; ++r) {
@@ -296,8 +177,10 @@ TEST(Spardl, BytesAndRoundsEqualTheFormulas) {
       }
       EXPECT_EQ(rounds, row.rounds(shape)) << ranks << " ranks, " << teams << " teams";
       const auto formula = static_cast<std::uint64_t>(coo_bytes(row, shape));
-      if (power) EXPECT_EQ(most, formula) << ranks << " ranks, " << teams << " teams";
-      else EXPECT_LE(most, formula) << ranks << " ranks, " << teams << " teams";
+      if (power)
+        EXPECT_EQ(most, formula) << ranks << " ranks, " << teams << " teams";
+      else
+        EXPECT_LE(most, formula) << ranks << " ranks, " << teams << " teams";
     }
   }
   // 16 k (P-1)/P + 8 (P-1) where the quotas are equal.
@@ -365,7 +248,8 @@ TEST(Spardl, ANonFiniteGradientIsToldToAllAndPoisonsNothing) {
       fill(job, 0, Data::whole);
       job.step();
       std::vector<std::vector<float>> before;
-      for (int r = 0; r < 6; ++r) before.emplace_back(job.state(r).residual().begin(), job.state(r).residual().end());
+      for (int r = 0; r < 6; ++r)
+        before.emplace_back(job.state(r).residual().begin(), job.state(r).residual().end());
       fill(job, 1, Data::whole);
       job.gradient(4)[777] = bad;
       job.step();
@@ -415,10 +299,12 @@ TEST(Spardl, BadCallsAreRefused) {
     return std::string("accepted");
   };
   EXPECT_NE(refused(options_of(0)).find("k must be at least 1"), std::string::npos);
-  EXPECT_NE(refused(options_of(5, ResidualRule::gres, 4)).find("4 teams do not divide 6 ranks"), std::string::npos);
+  EXPECT_NE(refused(options_of(5, ResidualRule::gres, 4)).find("4 teams do not divide 6 ranks"),
+            std::string::npos);
   EXPECT_NE(refused(options_of(5, ResidualRule::gres, 3, "r-sag")).find("power of two"), std::string::npos);
   EXPECT_NE(refused(options_of(5, ResidualRule::gres, 1, "auto", "zip")).find("coo"), std::string::npos);
-  EXPECT_NE(refused(options_of(5, ResidualRule::gres, 1, "auto", "coo", "round")).find("contiguous"), std::string::npos);
+  EXPECT_NE(refused(options_of(5, ResidualRule::gres, 1, "auto", "coo", "round")).find("contiguous"),
+            std::string::npos);
   EXPECT_EQ(refused(options_of(1000)), "accepted") << "k above the length means all";
 }
 
@@ -429,7 +315,8 @@ TEST(TeamQuota, SettlesAtTheQuotaAndStaysInItsBounds) {
     TeamQuota q{.entries = kQuota / kTeams};
     std::int64_t union_size = 0;
     for (int t = 0; t < 200; ++t) {
-      union_size = static_cast<std::int64_t>(static_cast<double>(q.entries) * (kTeams - overlap * (kTeams - 1)));
+      union_size =
+          static_cast<std::int64_t>(static_cast<double>(q.entries) * (kTeams - overlap * (kTeams - 1)));
       q = next_team_quota(q, union_size, kQuota, kTeams);
       ASSERT_GE(q.entries, kQuota / kTeams);
       ASSERT_LE(q.entries, kQuota);
@@ -443,7 +330,8 @@ TEST(Teams, TheCostModelTakesMoreTeamsWhereLatencyRules) {
   const LinkCost far{.hop_seconds = 50e-3, .seconds_per_byte = 1 / 12.5e9};
   EXPECT_LE(choose_teams(16, 25'000'000, 250'000, slow).teams, 2);
   EXPECT_GT(choose_teams(16, 25'000'000, 2'500, far).teams, 2);
-  EXPECT_EQ(choose_teams(7, 1000, 10, slow).teams % 7 == 0 || choose_teams(7, 1000, 10, slow).teams == 1, true);
+  EXPECT_EQ(choose_teams(7, 1000, 10, slow).teams % 7 == 0 || choose_teams(7, 1000, 10, slow).teams == 1,
+            true);
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 
 namespace weft {
 
-// How many entries an owner of B-SAG keeps before the teams' lists are added, so that their union comes close to the quota. One
-// per block position; equal in a SAG group because all its members see the same unions.
+// How many entries an owner of B-SAG keeps before the teams' lists are added, so that their union comes close
+// to the quota. One per block position; equal in a SAG group because all its members see the same unions.
 struct TeamQuota {
   std::int64_t entries = 0;  // 0: not started
   std::int64_t step = 0;
@@ -26,10 +26,11 @@ struct TeamQuota {
 
 // Ok-Topk's thresholds and regions.
 struct Thresholds {
-  float local = 0;
-  float global = 0;
-  std::int64_t steps = 0;  // since the start
-  std::vector<std::int64_t> regions;
+  float local = 0;                    // of this rank; 0: to be evaluated
+  float global = 0;                   // the same on all ranks
+  std::int64_t k = 0;                 // that they are for
+  std::int64_t steps = 0;             // since the start
+  std::vector<std::int64_t> regions;  // rank r owns [regions[r], regions[r+1])
 };
 
 struct SparseWork {
@@ -42,14 +43,18 @@ struct SparseWork {
   Thresholds thresholds, next_thresholds;
   // Memory of a step, kept warm.
   Candidates candidates;
-  std::vector<Entries> selected;                      // of each block: what this rank cut out of it
-  std::vector<std::vector<std::uint32_t>> touched;    // of each block: where something arrived, sorted
+  std::vector<Entries> selected;                    // of each block: what this rank cut out of it
+  std::vector<std::vector<std::uint32_t>> touched;  // of each block: where something arrived, sorted
+  std::vector<Entries> lists;                       // of each rank: what came from it
   std::vector<float> errors;
 };
 
 struct SparseResult::Contents {
   Deal deal{Deal::Kind::contiguous, 1, 0};
   std::vector<Entries> blocks;
+  // A result that is not sparse is this vector, and the blocks are empty. Its entries are what is not zero.
+  bool is_dense = false;
+  std::vector<float> dense;
   bool finite = true;
   double select_seconds = 0;
   std::uint64_t entries_sent = 0;
@@ -95,19 +100,26 @@ struct SparseShape {
   int teams = 1;
   bool recursive = false;
   Deal::Kind blocks = Deal::Kind::dealt;
+  // By which the dense rows choose their algorithm.
+  LinkCost link{};
+  std::size_t micro_op_bytes = std::size_t{1} << 20;
 };
 
+// Bounds hold for every data, except oktopk's: for a step that evaluates no threshold, with k entries
+// selected by every rank and k in the result (it keeps to about that many). The dense rows send no entries;
+// their words are counted as heads.
 struct SparseAlgorithm {
   std::string_view name;
   std::string_view summary;
-  std::int64_t (*entries)(const SparseShape& shape);  // that the busiest rank sends: exact for spardl with d = 1 or R-SAG, else a bound
-  std::int64_t (*heads)(const SparseShape& shape);    // 4-byte heads of blocks that it sends
+  std::int64_t (*entries)(const SparseShape& shape);  // that the busiest rank sends: exact or a bound
+  std::int64_t (*heads)(const SparseShape& shape);    // 4-byte words beside them: heads of blocks, counts
   int (*rounds)(const SparseShape& shape);
   SparseRun* run;
-  bool exact;  // entries() is what is sent where every block has enough values
+  bool exact;  // entries() is what is sent where every block has enough values (spardl: not with B-SAG)
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
-const SparseAlgorithm& find_sparse_algorithm(std::string_view name);  // throws UsageError that lists the names
+const SparseAlgorithm& find_sparse_algorithm(
+    std::string_view name);  // throws UsageError that lists the names
 // Payload of the busiest rank in the paper's codec.
 inline std::int64_t coo_bytes(const SparseAlgorithm& row, const SparseShape& shape) {
   return 8 * row.entries(shape) + 4 * row.heads(shape);

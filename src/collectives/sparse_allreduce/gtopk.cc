@@ -1,13 +1,16 @@
 // gTopk: a tree in which every node keeps the k largest entries.
 //   Step 1  the k largest of gradient + residual
-//   Step 2  for gap = 1, 2, 4 ..: rank r, an odd multiple of gap, sends its list to r - gap and is done; that rank adds it to its
-//           own (own value first) and keeps the k largest of the union
+//   Step 2  for gap = 1, 2, 4 ..: rank r, an odd multiple of gap, sends its list to r - gap and is done; that
+//           rank adds it to its own (own value first) and keeps the k largest of the union
 //   Step 3  rank 0's list goes down the same tree: it is the result
 //   Step 4  the residual rule
-// Rounds: 2 L, L = ceil(log2 P). Entries sent by the busiest rank (0): k L. Any size: a partner that does not exist is left out.
-// Residuals, by the option: pres is the published rule (own entries that are not in the result come back) and loses what was
-// dropped on the way at coordinates that are in the result; lres loses more. With gres and drop a drop stays, whole, at the rank
-// that dropped it: both conserve exactly.
+// Rounds: 2 L, L = ceil(log2 P). Entries sent by the busiest rank (0): k L. Any size: a partner that does not
+// exist is left out.
+//
+// Residuals: pres is the published rule (own entries that are not in the result come back) and loses what was
+// dropped on the way at coordinates that are in the result; lres loses more. With gres and drop a drop stays,
+// whole, at the rank that dropped it: both conserve exactly.
+//
 // Shi et al., ICDCS 2019 (powers of two).
 #include <algorithm>
 
@@ -47,7 +50,8 @@ struct TreeStep : WholeStep {
     std::swap(list, sum);
     Entries discards;
     keep_largest(list, call.k, discards);
-    non_finite |= std::any_of(list.values.begin(), list.values.end(), [](float v) { return magnitude_key(v) >= kInfinityKey; });
+    non_finite |= std::any_of(list.values.begin(), list.values.end(),
+                              [](float v) { return magnitude_key(v) >= kInfinityKey; });
     if (!non_finite) keep(discards);
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 #include <variant>
 
 #include "collectives/pieces.h"
@@ -25,10 +26,10 @@ struct Arriving {
 };
 
 // Codes the lists that go out; bytes[j] is rank j's message.
-std::vector<std::vector<std::byte>> code_all(const SparseCall& call, const ListExchange& exchange) {
+std::vector<std::vector<std::byte>> code_all(const SparseCall& call, const ListExchange& exchange, int me) {
   std::vector<std::vector<std::byte>> bytes(exchange.outgoing.size());
   for (std::size_t j = 0; j < bytes.size(); ++j) {
-    if (exchange.sent[j].length == ListBounds::kNone) continue;
+    if (static_cast<int>(j) == me || exchange.sent[j].length == ListBounds::kNone) continue;
     const EntriesView list = exchange.non_finite ? EntriesView{} : exchange.outgoing[j].view();
     wire::encode(call.codec, list, exchange.sent[j].length, exchange.non_finite, bytes[j]);
     call.result->entries_sent += list.size();
@@ -41,14 +42,17 @@ std::vector<std::vector<std::byte>> code_all(const SparseCall& call, const ListE
 
 Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather) {
   const int size = comm.size();
-  const auto list_at = [&](int distance) { return static_cast<std::size_t>((comm.rank() + distance) % size); };
+  const auto list_at = [&](int distance) {
+    return static_cast<std::size_t>((comm.rank() + distance) % size);
+  };
   // Lists of ranks rank, rank+1, ... as coded, one after the other; where each ends.
   std::vector<std::byte> held;
   std::vector<std::size_t> ends;
   auto code = [&] {
     const Stopwatch watch(call.result->select_seconds);
     if (gather.non_finite) gather.lists[list_at(0)].clear();
-    wire::encode(call.codec, gather.lists[list_at(0)], gather.bounds[list_at(0)].length, gather.non_finite, held);
+    wire::encode(call.codec, gather.lists[list_at(0)], gather.bounds[list_at(0)].length, gather.non_finite,
+                 held);
     ends.push_back(held.size());
   };
   co_await comm.compute(code);
@@ -60,7 +64,8 @@ Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather) {
       call.result->entries_sent += gather.lists[list_at(i)].size();
       limit += limit_of(call, gather.bounds[list_at(hop.received + i)]);
     }
-    const auto outgoing = std::span<const std::byte>(held).first(ends[static_cast<std::size_t>(hop.count - 1)]);
+    const auto outgoing =
+        std::span<const std::byte>(held).first(ends[static_cast<std::size_t>(hop.count - 1)]);
     call.result->entry_bytes_sent += outgoing.size();
     co_await exchange_messages(comm, route, outgoing, incoming, limit);
     auto decode = [&] {
@@ -82,44 +87,54 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
   std::vector<std::vector<std::byte>> outgoing;
   auto code = [&] {
     const Stopwatch watch(call.result->select_seconds);
-    outgoing = code_all(call, exchange);
+    outgoing = code_all(call, exchange, comm.rank());
   };
   co_await comm.compute(code);
   TransferQueue sends(comm);
   TransferQueue firsts(comm);  // the first piece of each message, some sources ahead
   std::vector<Arriving> arriving(static_cast<std::size_t>(size));
+  std::vector<std::uint64_t> posted(static_cast<std::size_t>(size));  // sends up to this distance
   const std::size_t piece = comm.micro_op_bytes();
   const auto source = [&](int distance) { return static_cast<std::size_t>(comm.before(distance)); };
-  const auto comes = [&](int distance) { return exchange.received[source(distance)].length != ListBounds::kNone; };
-  const auto post_first = [&](int distance) {
-    if (distance >= size || !comes(distance)) return;
-    const std::size_t limit = limit_of(call, exchange.received[source(distance)]);
-    firsts.add(comm.recv_with(comm.before(distance), static_cast<std::uint32_t>(distance - 1), std::min(piece, limit),
-                              arriving[source(distance)]));
+  const auto comes = [&](int distance) {
+    return exchange.received[source(distance)].length != ListBounds::kNone;
   };
-  for (int distance = 1; distance <= kReceivesAhead; ++distance) post_first(distance);
-  for (int distance = 1; distance < size; ++distance) {
+  const auto post = [&](int distance) {
+    if (distance >= size) return;
+    const auto hop = static_cast<std::uint32_t>(distance - 1);
+    if (comes(distance)) {
+      const std::size_t limit = limit_of(call, exchange.received[source(distance)]);
+      firsts.add(
+          comm.recv_with(comm.before(distance), hop, std::min(piece, limit), arriving[source(distance)]));
+    }
     const auto to = static_cast<std::size_t>(comm.after(distance));
-    if (exchange.sent[to].length == ListBounds::kNone) continue;
-    post_message(comm, comm.after(distance), static_cast<std::uint32_t>(distance - 1), outgoing[to], sends);
-  }
+    if (exchange.sent[to].length != ListBounds::kNone)
+      post_message(comm, comm.after(distance), hop, outgoing[to], sends);
+    posted[static_cast<std::size_t>(distance)] = sends.added();
+  };
+  for (int distance = 1; distance < kReceivesAhead; ++distance) post(distance);
   for (int distance = 1; distance < size; ++distance) {
-    post_first(distance + kReceivesAhead);
+    post(distance + kReceivesAhead - 1);
+    // A send of `done` ends when its receiver has come to that distance: all do, whoever is last waits for
+    // nobody ahead of it.
+    const int done = std::max(0, distance - kReceivesAhead);
+    while (sends.released() < posted[static_cast<std::size_t>(done)]) co_await sends.next();
     if (!comes(distance)) continue;
     co_await firsts.next();
     const std::size_t from = source(distance);
     Arriving& message = arriving[from];
     const std::size_t limit = limit_of(call, exchange.received[from]);
-    for (std::size_t got = message.bytes.size(); got >= piece && got % piece == 0;) {
+    for (std::size_t last = message.bytes.size(); last == piece;) {
       const std::size_t before = message.bytes.size();
       Transfer more = comm.recv_with(static_cast<int>(from), static_cast<std::uint32_t>(distance - 1),
                                      std::min(piece, limit - before), message);
       co_await more;
-      if (message.bytes.size() - before < piece) break;
+      last = message.bytes.size() - before;
     }
     auto decode = [&] {
       BagReader bag(call.codec, message.bytes, static_cast<int>(from));
-      bag.next(exchange.received[from].length, exchange.received[from].max_count, exchange.incoming[from], exchange.non_finite);
+      bag.next(exchange.received[from].length, exchange.received[from].max_count, exchange.incoming[from],
+               exchange.non_finite);
       bag.end();
       message.bytes = {};
     };
@@ -137,7 +152,8 @@ Task<void> gather_numbers(Comm comm, const SparseCall& call, std::vector<std::in
   call.result->entry_bytes_sent += comm.operation().bytes_sent - before;
 }
 
-// Chunk by chunk of the block, so that the dense sums stay in the cache; a bit for each element that somebody has.
+// Chunk by chunk of the block, so that the dense sums stay in the cache; a bit for each element that somebody
+// has.
 bool sum_lists(std::span<const Entries> lists, std::int64_t length, Entries& out) {
   constexpr std::size_t kChunk = std::size_t{1} << 14;
   std::vector<float> sums(std::min(kChunk, static_cast<std::size_t>(length)));

@@ -1,5 +1,5 @@
-// Lists of entries between ranks, for the methods that send whole lists: everybody's to everybody, one straight to each, and
-// their sum. Bytes and entries are counted as sent.
+// Lists of entries between ranks, for the methods that send whole lists: everybody's to everybody, one
+// straight to each, and their sum. Bytes and entries are counted as sent.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,24 @@ struct ListBounds {
   std::int64_t max_count = 0;  // entries
 };
 
-// Bruck all-gather. lists[r] of rank r goes to all; everybody decodes the same bytes. `non_finite` goes out in the head of the
-// own list (which is then empty) and comes back true if it was so anywhere.
+// Bruck all-gather. lists[r] of rank r goes to all; everybody decodes the same bytes. `non_finite` goes out
+// in the head of the own list (which is then empty) and comes back true if it was so anywhere.
 struct ListGather {
   std::span<Entries> lists;  // one for each rank
   std::vector<ListBounds> bounds;
   bool non_finite = false;
 };
-// Rounds: ceil(log2 size). Entries sent: all lists but the last one to arrive. Heads: size-1.
+// Rounds: ceil(log2 size). Sent: size-1 lists, the own one at every hop.
 // REQUIRES: awaited in the expression that calls it, as all of these.
 Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather);
 
-// outgoing[j] goes straight to rank j, incoming[j] comes from it (j other than this rank). Destinations are rotated, so that no
-// port is shared: at hop h rank r sends to r+h+1. `non_finite` as above.
+// outgoing[j] goes straight to rank j, incoming[j] comes from it (j other than this rank). Destinations are
+// rotated, so that no port is shared: at hop h rank r sends to r+h+1. `non_finite` as above.
 struct ListExchange {
   explicit ListExchange(int size)
-      : outgoing(static_cast<std::size_t>(size)), sent(static_cast<std::size_t>(size)), received(static_cast<std::size_t>(size)) {}
+      : outgoing(static_cast<std::size_t>(size)),
+        sent(static_cast<std::size_t>(size)),
+        received(static_cast<std::size_t>(size)) {}
   std::vector<Entries> outgoing;
   std::span<Entries> incoming;
   std::vector<ListBounds> sent;
@@ -45,8 +47,8 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
 // Bruck all-gather of 63-bit numbers: values[r] is rank r's. 8 (size-1) bytes.
 Task<void> gather_numbers(Comm comm, const SparseCall& call, std::vector<std::int64_t>& values);
 
-// The sum of lists of a block of `length` elements, added in the order of the lists whatever they overlap: out[i] = ((x0 + x1) +
-// x2) + ...; sums of zero are left out. False if one is not finite.
+// The sum of lists of a block of `length` elements, added in the order of the lists whatever they overlap:
+// out[i] = ((x0 + x1) + x2) + ...; sums of zero are left out. False if one is not finite.
 bool sum_lists(std::span<const Entries> lists, std::int64_t length, Entries& out);
 
 }  // namespace weft

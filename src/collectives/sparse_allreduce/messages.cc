@@ -8,21 +8,17 @@
 
 namespace weft {
 
-namespace {
-
 // Pieces of micro_op bytes, and a last shorter one, which may be empty.
-void post_pieces(const Comm& comm, int to, std::uint32_t hop, std::span<const std::byte> bytes,
-                 TransferQueue& sends) {
+void post_message(const Comm& comm, int to, std::uint32_t hop, std::span<const std::byte> outgoing,
+                  TransferQueue& sends) {
   const std::size_t piece = comm.micro_op_bytes();
   for (;;) {
-    const std::size_t length = std::min(piece, bytes.size());
-    sends.add(comm.send(to, hop, bytes.first(length)));
-    bytes = bytes.subspan(length);
+    const std::size_t length = std::min(piece, outgoing.size());
+    sends.add(comm.send(to, hop, outgoing.first(length)));
+    outgoing = outgoing.subspan(length);
     if (length < piece) return;
   }
 }
-
-}  // namespace
 
 Task<void> recv_message(Comm comm, int from, std::uint32_t hop, std::vector<std::byte>& incoming,
                         std::size_t limit) {
@@ -40,14 +36,14 @@ Task<void> recv_message(Comm comm, int from, std::uint32_t hop, std::vector<std:
 
 Task<void> send_message(Comm comm, int to, std::uint32_t hop, std::span<const std::byte> outgoing) {
   TransferQueue sends(comm);
-  post_pieces(comm, to, hop, outgoing, sends);
+  post_message(comm, to, hop, outgoing, sends);
   while (!sends.empty()) co_await sends.next();
 }
 
 Task<void> exchange_messages(Comm comm, BagRoute route, std::span<const std::byte> outgoing,
                              std::vector<std::byte>& incoming, std::size_t limit) {
   TransferQueue sends(comm);
-  post_pieces(comm, route.to, route.hop, outgoing, sends);
+  post_message(comm, route.to, route.hop, outgoing, sends);
   co_await recv_message(comm, route.from, route.hop, incoming, limit);
   while (!sends.empty()) co_await sends.next();
 }

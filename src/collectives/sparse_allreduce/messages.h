@@ -13,6 +13,8 @@
 
 namespace weft {
 
+class TransferQueue;
+
 // What goes to one peer and comes from another in one hop.
 struct BagRoute {
   int to = 0;
@@ -26,6 +28,9 @@ Task<void> exchange_messages(Comm comm, BagRoute route, std::span<const std::byt
                              std::vector<std::byte>& incoming, std::size_t limit);
 // One direction only.
 Task<void> send_message(Comm comm, int to, std::uint32_t hop, std::span<const std::byte> outgoing);
+// Posts the sends of one; `outgoing` lives until they are done.
+void post_message(const Comm& comm, int to, std::uint32_t hop, std::span<const std::byte> outgoing,
+                  TransferQueue& sends);
 Task<void> recv_message(Comm comm, int from, std::uint32_t hop, std::vector<std::byte>& incoming,
                         std::size_t limit);
 

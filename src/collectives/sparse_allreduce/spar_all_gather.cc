@@ -14,6 +14,7 @@
 // in team order gives the same bits on all. Rounds: log2(teams), ceil(log2 teams). Entries sent by a rank:
 // quota log2(teams), h (teams-1). Zhao et al., ICDE 2024.
 #include <algorithm>
+#include <cmath>
 
 #include "collectives/sparse_allreduce/spar_step.h"
 #include "kernels/sparse.h"
@@ -27,6 +28,9 @@ namespace {
 void settle(SparStep& step, int sharers, int mine) {
   Entries discards;
   keep_largest(step.own, step.quota_of(step.position), discards);
+  // Finite values may overflow as they are added up; all sharers see the same sums.
+  step.non_finite |=
+      !std::all_of(step.own.values.begin(), step.own.values.end(), [](float v) { return std::isfinite(v); });
   step.keep_share(discards, sharers, mine);
   step.round(step.own, sharers, mine);
 }

@@ -65,6 +65,7 @@ void prepare_team_quota(const SparStep& step) {
   work.next_team_quota = work.team_quota;
   TeamQuota& next = work.next_team_quota;
   const std::int64_t least = std::max<std::int64_t>(1, quota / step.call.teams);
+  if (step.call.k >= work.length) next.entries = quota;  // everything: nothing to economise on
   next.entries = next.entries == 0 ? least : std::clamp(next.entries, least, std::max(least, quota));
 }
 

@@ -41,19 +41,21 @@ void choose_gather(const Comm& comm, const SparseOptions& options, SparseCall& c
   }
   call.teams = options.teams;
   const bool power = std::has_single_bit(static_cast<unsigned>(call.teams));
-  if (options.gather == "r-sag" && !power) refuse("r-sag needs a power of two of teams, not " + std::to_string(call.teams));
+  if (options.gather == "r-sag" && !power)
+    refuse("r-sag needs a power of two of teams, not " + std::to_string(call.teams));
   call.recursive = options.gather == "r-sag" || (options.gather == "auto" && power);
 }
 
-SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseState& state, SparseResult& result,
-                   const SparseOptions& options) {
+SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseState& state,
+                   SparseResult& result, const SparseOptions& options) {
   SparseCall call;
   call.gradient = gradient;
   call.work = &state.work();
   call.result = &result.contents();
   const std::int64_t n = state.length();
   if (static_cast<std::int64_t>(gradient.size()) != n) {
-    refuse("a vector of " + std::to_string(gradient.size()) + " elements for a state of " + std::to_string(n));
+    refuse("a vector of " + std::to_string(gradient.size()) + " elements for a state of " +
+           std::to_string(n));
   }
   if (options.k < 1 && n > 0) refuse("k must be at least 1, not " + std::to_string(options.k));
   if (options.threads < 1) refuse("threads must be at least 1, not " + std::to_string(options.threads));
@@ -70,9 +72,10 @@ SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseStat
 void declare(const Comm& comm, const SparseAlgorithm& row, const SparseCall& call) {
   std::uint64_t agreed = mix(static_cast<std::uint64_t>(call.work->length));
   for (const std::uint64_t part :
-       {static_cast<std::uint64_t>(call.k), static_cast<std::uint64_t>(call.codec), static_cast<std::uint64_t>(call.blocks),
-        static_cast<std::uint64_t>(call.residual), static_cast<std::uint64_t>(call.teams),
-        static_cast<std::uint64_t>(call.recursive)}) {
+       {static_cast<std::uint64_t>(call.k), static_cast<std::uint64_t>(call.codec),
+        static_cast<std::uint64_t>(call.blocks), static_cast<std::uint64_t>(call.residual),
+        static_cast<std::uint64_t>(call.teams), static_cast<std::uint64_t>(call.recursive),
+        static_cast<std::uint64_t>(call.work->thresholds.steps)}) {
     agreed = mix(agreed ^ part);
   }
   const auto place = static_cast<std::uint8_t>(&row - sparse_algorithms().data());
@@ -95,7 +98,8 @@ ResidualRule residual_rule_of(std::string_view name) {
 }
 
 SparseState::SparseState(std::int64_t length) {
-  if (length < 0 || length > 0xffff'ffffll) throw UsageError("a sparse vector has 0 to 2^32 - 1 elements, not " + std::to_string(length));
+  if (length < 0 || length > 0xffff'ffffll)
+    throw UsageError("a sparse vector has 0 to 2^32 - 1 elements, not " + std::to_string(length));
   work_ = std::make_unique<SparseWork>(length);
 }
 SparseState::SparseState(SparseState&&) noexcept = default;
@@ -136,11 +140,21 @@ std::uint64_t SparseResult::entry_bytes_sent() const { return contents_->entry_b
 
 std::int64_t SparseResult::num_entries() const {
   std::int64_t count = 0;
+  if (contents_->is_dense) {
+    const std::vector<float>& dense = contents_->dense;
+    return static_cast<std::int64_t>(dense.size()) - std::count(dense.begin(), dense.end(), 0.0F);
+  }
   for (const Entries& block : contents_->blocks) count += static_cast<std::int64_t>(block.size());
   return count;
 }
 
 void SparseResult::for_each(const std::function<void(std::int64_t index, float value)>& f) const {
+  if (contents_->is_dense) {
+    for (std::size_t i = 0; i < contents_->dense.size(); ++i) {
+      if (contents_->dense[i] != 0) f(static_cast<std::int64_t>(i), contents_->dense[i]);
+    }
+    return;
+  }
   for (std::size_t b = 0; b < contents_->blocks.size(); ++b) {
     const Entries& block = contents_->blocks[b];
     for (std::size_t i = 0; i < block.size(); ++i) {
@@ -154,27 +168,36 @@ void SparseResult::add_to(std::span<float> dense, float scale) const {
     throw UsageError("SparseResult::add_to: a vector of " + std::to_string(dense.size()) + " elements, not " +
                      std::to_string(contents_->deal.total()));
   }
+  if (contents_->is_dense) {
+    for (std::size_t i = 0; i < dense.size(); ++i) dense[i] += scale * contents_->dense[i];
+    return;
+  }
   for (std::size_t b = 0; b < contents_->blocks.size(); ++b) {
     const Entries& block = contents_->blocks[b];
     for (std::size_t i = 0; i < block.size(); ++i) {
-      dense[static_cast<std::size_t>(contents_->deal.global(static_cast<int>(b), block.indices[i]))] += scale * block.values[i];
+      dense[static_cast<std::size_t>(contents_->deal.global(static_cast<int>(b), block.indices[i]))] +=
+          scale * block.values[i];
     }
   }
 }
 
-Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseState& state, SparseResult& result,
-                             SparseOptions options) {
+Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseState& state,
+                             SparseResult& result, SparseOptions options) {
   const SparseAlgorithm& row = find_sparse_algorithm(options.algorithm);
   const SparseCall call = checked(comm, gradient, state, result, options);
   declare(comm, row, call);
   call.work->has_staged = false;
   call.work->staged.resize(gradient.size());
   call.work->next_thresholds = call.work->thresholds;
-  *call.result = SparseResult::Contents{.deal = call.result->deal, .blocks = std::move(call.result->blocks)};
+  call.work->next_team_quota = call.work->team_quota;
+  *call.result = SparseResult::Contents{.deal = call.result->deal,
+                                        .blocks = std::move(call.result->blocks),
+                                        .dense = std::move(call.result->dense)};
   for (Entries& block : call.result->blocks) block.clear();
   co_await row.run(comm, call);
   if (!call.result->finite) {
     for (Entries& block : call.result->blocks) block.clear();
+    call.result->is_dense = false;
     co_return;
   }
   call.work->has_staged = true;

@@ -1,8 +1,10 @@
-// The table of sparse all-reduces, with what each sends. Terms: P ranks, k entries, quotas q_b of the blocks of a deal.
+// The table of sparse all-reduces, with what each sends. Terms: P ranks, k entries, quotas q_b of the blocks
+// of a deal.
 #include <algorithm>
 #include <bit>
 #include <string>
 
+#include "collectives/registry.h"
 #include "collectives/sparse_allreduce/call.h"
 #include "patterns/bruck.h"
 #include "weft/error.h"
@@ -10,15 +12,23 @@
 namespace weft {
 
 SparseRun spardl;
+SparseRun topka;
+SparseRun topkdsa;
+SparseRun gtopk;
+SparseRun oktopk;
+SparseRun sparse_dense;
+SparseRun sparse_dense_bf16;
 
 namespace {
 
-// What the busiest position of a team sends: all quotas but its own, then the bags of the gather, then its SAG.
+// What the busiest position of a team sends: all quotas but its own, then the bags of the gather, then its
+// SAG.
 std::int64_t spardl_entries(const SparseShape& s) {
   const int m = s.size / s.teams;
   const Deal deal(s.blocks, m, s.length);
   std::int64_t total = 0;
-  std::vector<std::int64_t> upto(static_cast<std::size_t>(2 * m + 1));  // sums of quotas of blocks 0 .. , twice around
+  std::vector<std::int64_t> upto(2 * static_cast<std::size_t>(m) +
+                                 1);  // sums of quotas of blocks 0 .. , twice around
   for (int b = 0; b < 2 * m; ++b) {
     upto[static_cast<std::size_t>(b + 1)] = upto[static_cast<std::size_t>(b)] + deal.quota(b % m, s.k);
   }
@@ -28,7 +38,8 @@ std::int64_t spardl_entries(const SparseShape& s) {
     const std::int64_t own = deal.quota(r, s.k);
     std::int64_t sent = total - own;
     for (const Hop& hop : gather_hops(m)) {
-      sent += upto[static_cast<std::size_t>(r + hop.count)] - upto[static_cast<std::size_t>(r)];
+      sent += upto[static_cast<std::size_t>(r) + static_cast<std::size_t>(hop.count)] -
+              upto[static_cast<std::size_t>(r)];
     }
     if (s.teams > 1) sent += own * (s.recursive ? log2_ceil(s.teams) : s.teams - 1);
     most = std::max(most, sent);
@@ -43,6 +54,58 @@ std::int64_t spardl_heads(const SparseShape& s) {
 
 int spardl_rounds(const SparseShape& s) { return 2 * log2_ceil(s.size / s.teams) + log2_ceil(s.teams); }
 
+// P-1 lists of k, the own one at every hop.
+std::int64_t topka_entries(const SparseShape& s) { return std::min(s.k, s.length) * (s.size - 1); }
+std::int64_t topka_heads(const SparseShape& s) { return s.size - 1; }
+int topka_rounds(const SparseShape& s) { return log2_ceil(s.size); }
+
+// All of the selection to others; then the regions, the first ones of a bag at every hop: as entries, while
+// all of them take less than 2/3 of the dense bytes, or dense (two values for an entry).
+std::int64_t topkdsa_entries(const SparseShape& s) {
+  const std::int64_t k = std::min(s.k, s.length);
+  const std::int64_t longest = Deal(s.blocks, s.size, s.length).longest();
+  const std::int64_t sums = k < s.length / s.size ? k * s.size : s.length;
+  const bool always_sparse = 3 * (8 * sums + 4 * s.size) < 8 * s.length;
+  std::int64_t sparse = 0;
+  for (const Hop& hop : gather_hops(s.size)) {
+    sparse += std::min(always_sparse ? sums : s.length / 3, hop.count * longest);
+  }
+  const std::int64_t dense = always_sparse ? 0 : ((s.size - 1) * longest + 1) / 2;
+  return s.size == 1 ? 0 : k + std::max(sparse, dense);
+}
+// Heads of the lists in both steps, and 8-byte sizes.
+std::int64_t topkdsa_heads(const SparseShape& s) { return 4 * (s.size - 1); }
+int topkdsa_rounds(const SparseShape& s) { return s.size - 1 + 2 * log2_ceil(s.size); }
+
+// Rank 0 has the most to send: its list to a child at every level.
+std::int64_t gtopk_entries(const SparseShape& s) { return std::min(s.k, s.length) * log2_ceil(s.size); }
+std::int64_t gtopk_heads(const SparseShape& s) { return log2_ceil(s.size); }
+int gtopk_rounds(const SparseShape& s) { return 2 * log2_ceil(s.size); }
+
+std::int64_t oktopk_entries(const SparseShape& s) {
+  return (3 * std::min(s.k, s.length) * (s.size - 1) + s.size - 1) / s.size;
+}
+// Heads of the lists in steps 3, 5, 6, and 8-byte counts.
+std::int64_t oktopk_heads(const SparseShape& s) { return 5 * (s.size - 1); }
+int oktopk_rounds(const SparseShape& s) { return 2 * (s.size - 1) + 2 * log2_ceil(s.size); }
+
+Shape dense_shape(const SparseShape& s, std::size_t element_bytes) {
+  return {
+      .size = s.size, .count = s.length, .element_bytes = element_bytes, .micro_op_bytes = s.micro_op_bytes};
+}
+template <std::size_t element_bytes>
+std::int64_t dense_words(const SparseShape& s) {
+  const Shape shape = dense_shape(s, element_bytes);
+  return static_cast<std::int64_t>((choose(Family::all_reduce, shape, s.link).bytes(shape) + 3) / 4);
+}
+template <std::size_t element_bytes>
+int dense_rounds(const SparseShape& s) {
+  const Shape shape = dense_shape(s, element_bytes);
+  return choose(Family::all_reduce, shape, s.link).rounds(shape);
+}
+std::int64_t no_entries(const SparseShape&) { return 0; }
+
+// Rows keep their place: it is in the fingerprint.
 const SparseAlgorithm kRows[] = {
     {.name = "spardl",
      .summary = "blocks are cut again at every hop, so no message grows; 2 log2 P rounds, teams for fewer",
@@ -51,6 +114,49 @@ const SparseAlgorithm kRows[] = {
      .rounds = spardl_rounds,
      .run = &spardl,
      .exact = true},
+    {.name = "topka",
+     .summary = "everybody's k largest to everybody; log2 P rounds, the result has up to k P entries",
+     .entries = topka_entries,
+     .heads = topka_heads,
+     .rounds = topka_rounds,
+     .run = &topka,
+     .exact = true},
+    {.name = "topkdsa",
+     .summary = "everybody's k largest to the owners of regions, whose sums go to everybody, sparse or dense "
+                "(SparCML)",
+     .entries = topkdsa_entries,
+     .heads = topkdsa_heads,
+     .rounds = topkdsa_rounds,
+     .run = &topkdsa,
+     .exact = false},
+    {.name = "gtopk",
+     .summary = "a tree whose nodes keep the k largest of two lists; 2 log2 P rounds",
+     .entries = gtopk_entries,
+     .heads = gtopk_heads,
+     .rounds = gtopk_rounds,
+     .run = &gtopk,
+     .exact = true},
+    {.name = "oktopk",
+     .summary = "thresholds kept for many steps, balanced regions: about k entries, 2 P rounds",
+     .entries = oktopk_entries,
+     .heads = oktopk_heads,
+     .rounds = oktopk_rounds,
+     .run = &oktopk,
+     .exact = false},
+    {.name = "dense",
+     .summary = "the whole vector in float32, by the fastest dense all-reduce",
+     .entries = no_entries,
+     .heads = dense_words<4>,
+     .rounds = dense_rounds<4>,
+     .run = &sparse_dense,
+     .exact = true},
+    {.name = "dense-bf16",
+     .summary = "the whole vector in bfloat16, by the fastest dense all-reduce",
+     .entries = no_entries,
+     .heads = dense_words<2>,
+     .rounds = dense_rounds<2>,
+     .run = &sparse_dense_bf16,
+     .exact = false},
 };
 
 }  // namespace
@@ -67,7 +173,8 @@ const SparseAlgorithm& find_sparse_algorithm(std::string_view name) {
 }
 
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link) {
-  return row.rounds(shape) * link.hop_seconds + static_cast<double>(coo_bytes(row, shape)) * link.seconds_per_byte;
+  return row.rounds(shape) * link.hop_seconds +
+         static_cast<double>(coo_bytes(row, shape)) * link.seconds_per_byte;
 }
 
 TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link) {

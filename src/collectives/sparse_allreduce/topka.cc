@@ -3,10 +3,12 @@
 //   Step 2  Bruck all-gather of the P lists, as coded by their ranks
 //   Step 3  every rank adds them, in rank order
 // Rounds: ceil(log2 P). Entries sent by a rank: k (P-1). Result: up to k P entries.
-// Nothing is dropped after the selection, so every residual rule conserves. (Where entries of ranks add up to zero there is no
-// entry: gres and pres take the values back, lres and drop let them go, and either is right.) With packed-bf16 the rounding
-// errors stay at their sender by gres and drop; pres and lres lose them.
-// All-gather of sparse gradients as in Aji and Heafield, EMNLP 2017; so named in Shi et al. (gTopk), ICDCS 2019.
+//
+// Residuals: nothing is dropped after the selection, so every rule conserves. (Where entries of ranks add up
+// to zero there is no entry: gres and pres take the values back, lres and drop let them go; either is right.)
+// With packed-bf16 the rounding errors stay at their sender by gres and drop; pres and lres lose them.
+//
+// All-gather of sparse gradients as in Aji and Heafield, EMNLP 2017; named in Shi et al. (gTopk), ICDCS 2019.
 #include "collectives/sparse_allreduce/lists.h"
 #include "collectives/sparse_allreduce/whole_step.h"
 

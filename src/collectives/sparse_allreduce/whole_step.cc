@@ -20,7 +20,9 @@ void WholeStep::select() {
   const Stopwatch watch(call.result->select_seconds);
   SparseWork& work = *call.work;
   const std::int64_t quota[] = {call.k};
-  non_finite = !select_topk(call.step(), whole, quota, work.candidates, std::span(work.selected).first(1), call.threads).finite;
+  non_finite = !select_topk(call.step(), whole, quota, work.candidates, std::span(work.selected).first(1),
+                            call.threads)
+                    .finite;
   if (non_finite) selected().clear();
 }
 
@@ -35,7 +37,8 @@ void WholeStep::keep(EntriesView entries) {
   scatter_add(entries, whole, 0, call.work->staged);
   std::vector<std::uint32_t>& touched = call.work->touched[0];
   std::vector<std::uint32_t> all(touched.size() + entries.size());
-  const auto end = std::set_union(touched.begin(), touched.end(), entries.indices.begin(), entries.indices.end(), all.begin());
+  const auto end = std::set_union(touched.begin(), touched.end(), entries.indices.begin(),
+                                  entries.indices.end(), all.begin());
   all.erase(end, all.end());
   touched.swap(all);
 }

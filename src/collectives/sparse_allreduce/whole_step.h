@@ -1,4 +1,5 @@
-// One operation, on one rank, of a method that selects from the whole vector: what its phases hand on to each other.
+// One operation, on one rank, of a method that selects from the whole vector: what its phases hand on to each
+// other.
 #pragma once
 
 #include <cstdint>

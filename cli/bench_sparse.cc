@@ -1,0 +1,267 @@
+// weft bench sparse_allreduce: every row of the table on the same data, what each sends, how long it takes
+// and what it is worth. Every step has data of its own (a function of rank and step) and is committed, so
+// that residuals and thresholds are those of a training run.
+#include "bench_sparse.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdio>
+
+#include "sizes.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cli {
+
+namespace {
+
+struct Column {
+  const char* title;
+  int width;  // negative: to the left
+};
+constexpr Column kColumns[] = {{"algorithm", -12},  {"codec", -12}, {"median", 10},     {"p99", 10},
+                               {"select", 10},      {"wire", 10},   {"bytes/rank", 12}, {"formula", 13},
+                               {"entries out", 12}, {"B/entry", 8}, {"energy", 8},      {"mass error", 11},
+                               {"rounds", 9},       {"correct", 8}};
+
+std::string number(const char* form, double value) {
+  std::string text(32, '\0');
+  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), form, value)));
+  return text;
+}
+
+std::string joined(const std::vector<std::string>& cells) {
+  std::string line;
+  for (std::size_t i = 0; i < cells.size(); ++i) line += padded(cells[i], kColumns[i].width);
+  return line;
+}
+
+std::vector<SparseCase> make_cases(const BenchOptions& options) {
+  const SparseBench& bench = options.sparse;
+  const double real = static_cast<double>(bench.length) / options.byte_scale;
+  if (real < 1 || real != std::floor(real)) {
+    throw UsageError("--length " + std::to_string(bench.length) + " at a byte scale of " +
+                     number("%g", options.byte_scale) + " is no whole number of elements");
+  }
+  std::vector<SparseCase> cases;
+  const auto add = [&](const SparseAlgorithm& row) {
+    SparseCase c;
+    c.row = &row;
+    c.length = static_cast<std::int64_t>(real);
+    c.k = entries_at(bench.density, c.length);
+    c.slot = static_cast<std::uint32_t>(cases.size()) + 1;
+    cases.push_back(c);
+  };
+  for (const std::string& name : options.algorithms) add(find_sparse_algorithm(name));
+  if (options.algorithms.empty()) {
+    for (const SparseAlgorithm& row : sparse_algorithms()) add(row);
+  }
+  return cases;
+}
+
+// The formula is what is sent, not only a bound on it.
+bool is_exact(const BenchOptions& options, const SparseCase& c, const SparseShape& shape) {
+  const bool no_entries = c.row->entries(shape) == 0;
+  const bool bruck = c.row->name == "spardl" && shape.teams > 1 && !shape.recursive;
+  return c.row->exact && !bruck && (no_entries || options.sparse.codec == "coo");
+}
+
+Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
+  const SparseBench& bench = options.sparse;
+  const double scale = options.byte_scale;
+  const auto scaled = [scale](double x) { return std::llround(x * scale); };
+  return {{"family", options.family},
+          {"algorithm", c.row->name},
+          {"transport", options.transport},
+          {"simulated", options.transport == "sim"},
+          {"shaped", options.link && options.transport != "sim"},
+          {"ranks", options.ranks},
+          {"nodes", options.nodes},
+          {"dtype", "float32"},
+          {"length", bench.length},
+          {"density", bench.density},
+          {"k", scaled(static_cast<double>(c.k))},
+          {"distribution", name_of(bench.distribution)},
+          {"codec", bench.codec},
+          {"residual", name_of(bench.residual)},
+          {"blocks", bench.blocks},
+          {"teams", m.shape.teams},
+          {"gather", m.shape.teams == 1  ? "none"
+                     : m.shape.recursive ? "r-sag"
+                                         : "b-sag"},
+          {"threads", bench.threads},
+          {"steps_before", bench.steps_before},
+          {"bytes", scaled(4 * static_cast<double>(c.length))},
+          {"byte_scale", scale}};
+}
+
+Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
+  const double scale = options.byte_scale;
+  const double median = median_of(m.seconds);
+  const auto scaled = [scale](double x) { return std::llround(x * scale); };
+  const double bytes = 4 * static_cast<double>(options.sparse.length);
+  const double wire_bytes = median_of(m.bytes);
+  double mean = 0;
+  for (const double b : m.bytes) mean += b / static_cast<double>(m.bytes.size());
+  const std::optional<LinkSpec>& link = options.link ? options.link : options.ideal;
+  const bool has_ideal = link && wire_bytes > 0;
+  const double ideal = has_ideal ? wire_bytes * scale / link->bytes_per_second : 0;
+  const auto worth = [&](double SparseWorth::* field) {
+    return m.worth ? Json((*m.worth).*field) : Json(nullptr);
+  };
+  Json row = call_fields(options, c, m);
+  const Json measured = {
+      {"iterations", m.seconds.size()},
+      {"seconds_median", median},
+      {"seconds_p99", quantile(m.seconds, 0.99)},
+      {"select_seconds", m.select.empty() ? Json(nullptr) : Json(median_of(m.select))},
+      {"wire_seconds", median_of(m.wire)},
+      {"algbw_bytes_per_second", median > 0 ? bytes / median : 0},
+      {"busbw_bytes_per_second", median > 0 ? bytes / median * 2 * (options.ranks - 1) / options.ranks : 0},
+      {"wire_bytes_per_rank", scaled(wire_bytes)},
+      {"wire_bytes_mean", mean * scale},
+      {"formula_bytes_per_rank", scaled(static_cast<double>(coo_bytes(*c.row, m.shape)))},
+      {"formula_is_bound", !is_exact(options, c, m.shape)},
+      {"rounds", m.rounds},
+      {"formula_rounds", c.row->rounds(m.shape)},
+      {"micro_op_bytes", scaled(static_cast<double>(m.shape.micro_op_bytes))},
+      {"link_bytes_per_second", options.link ? Json(options.link->bytes_per_second) : Json(nullptr)},
+      {"latency_seconds", options.link ? Json(options.link->latency_seconds) : Json(nullptr)},
+      {"ideal_seconds", has_ideal ? Json(ideal) : Json(nullptr)},
+      {"efficiency", has_ideal && median > 0 ? Json(ideal / median) : Json(nullptr)},
+      {"entries_out", scaled(m.entries_out)},
+      {"bytes_per_entry", m.bytes_per_entry},
+      {"captured_energy", worth(&SparseWorth::captured_energy)},
+      {"energy_share", worth(&SparseWorth::energy_share)},
+      {"mass_error", worth(&SparseWorth::mass_error)},
+      {"correct", m.correct}};
+  row.update(measured);
+  return row;
+}
+
+std::string row_text(const Json& row) {
+  const auto or_dash = [&row](const char* field, const char* form) {
+    return row[field].is_null() ? std::string("-") : number(form, row[field]);
+  };
+  const bool bound = row["formula_is_bound"];
+  const bool off = !bound && row["wire_bytes_per_rank"] != row["formula_bytes_per_rank"];
+  const bool dense = row["algorithm"].get<std::string>().starts_with("dense");
+  return joined(
+      {row["algorithm"], dense ? "-" : row["codec"].get<std::string>(), seconds_text(row["seconds_median"]),
+       seconds_text(row["seconds_p99"]),
+       row["select_seconds"].is_null() ? "-" : seconds_text(row["select_seconds"]),
+       seconds_text(row["wire_seconds"]),
+       size_text(row["wire_bytes_per_rank"].get<double>()) + (off ? "!" : ""),
+       (bound ? "<= " : "") + size_text(row["formula_bytes_per_rank"].get<double>()),
+       std::to_string(row["entries_out"].get<std::int64_t>()), number("%.2f", row["bytes_per_entry"]),
+       or_dash("captured_energy", "%.4f"), or_dash("mass_error", "%.1e"),
+       std::to_string(row["rounds"].get<int>()) + " of " + std::to_string(row["formula_rounds"].get<int>()),
+       row["correct"].get<bool>() ? "yes" : "NO"});
+}
+
+std::vector<std::string> head_text(const Json& row, const BenchOptions& options) {
+  std::string what = std::to_string(options.sparse.length) + " elements, " +
+                     std::string(name_of(options.sparse.distribution)) + ", density " +
+                     number("%g", options.sparse.density) + ": k = " + row["k"].dump();
+  if (options.sparse.density * static_cast<double>(options.sparse.length) / options.byte_scale < 0.5) {
+    what += " (rounded it would be 0; one is the least)";
+  }
+  what += "; residual " + std::string(name_of(options.sparse.residual)) + ", blocks " +
+          options.sparse.blocks + ", " + row["teams"].dump() + " team(s)";
+  if (options.byte_scale != 1) what += "; each element counts as " + number("%g", options.byte_scale);
+  std::vector<std::string> titles;
+  for (const Column& column : kColumns) titles.emplace_back(column.title);
+  return {what, "", joined(titles)};
+}
+
+void add_row(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m, Report& report) {
+  const Json row = object(options, c, m);
+  std::vector<std::string> lines;
+  if (c.slot == 1) lines = head_text(row, options);
+  lines.push_back(row_text(row));
+  report.add_object(row, lines);
+}
+
+void progress(const BenchOptions& options, const SparseCase& c, Report& report) {
+  report.progress(options.family + " " + std::string(c.row->name) + " ...");
+}
+
+void print_legend(const BenchOptions& options) {
+  if (options.json) return;
+  std::puts(
+      "\nmedian, p99 of the slowest rank; select: of the busiest rank; wire: the same messages alone; "
+      "bytes/rank: payload that\n"
+      "the busiest rank sent, ! where it is not the formula's; <=: a bound; energy: at the chosen places, "
+      "over the most that so\n"
+      "many entries can hold (docs/measuring.md)");
+}
+
+}  // namespace
+
+SparseOptions sparse_options(const SparseBench& bench, const SparseCase& c) {
+  SparseOptions options;
+  options.k = c.k;
+  options.algorithm = c.row->name;
+  options.codec = bench.codec;
+  options.blocks = bench.blocks;
+  options.residual = bench.residual;
+  options.teams = bench.teams;
+  options.gather = bench.gather;
+  options.threads = bench.threads;
+  return options;
+}
+
+SparseShape sparse_shape(const BenchOptions& options, const SparseCase& c, const LinkCost& link,
+                         std::size_t micro_op_bytes) {
+  const SparseBench& bench = options.sparse;
+  SparseShape shape;
+  shape.size = options.ranks;
+  shape.length = c.length;
+  shape.k = c.k;
+  shape.blocks = bench.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
+  shape.link = link;
+  shape.micro_op_bytes = micro_op_bytes;
+  if (bench.teams == 0) {
+    const TeamChoice choice = choose_teams(shape.size, shape.length, shape.k, link);
+    shape.teams = choice.teams;
+    shape.recursive = choice.recursive;
+    return shape;
+  }
+  const bool power = std::has_single_bit(static_cast<unsigned>(bench.teams));
+  shape.teams = bench.teams;
+  shape.recursive = bench.gather == "r-sag" || (bench.gather == "auto" && power);
+  return shape;
+}
+
+bool conserves(const SparseBench& bench, const SparseAlgorithm& row) {
+  const bool rule = bench.residual == ResidualRule::gres || bench.residual == ResidualRule::drop;
+  return row.name == "dense" || (rule && row.name != "dense-bf16");
+}
+
+double mass_tolerance(int ranks, double largest, const SparseWorth& worth) {
+  return worth.largest_sum > 0 ? 4.0 * ranks * 0x1p-24 * largest / worth.largest_sum : 0;
+}
+
+void check_sparse(const BenchOptions& options) { (void)make_cases(options); }
+
+void bench_sparse(const BenchOptions& options, bool launched, Report* report) {
+  if (options.sparse.crossover) return bench_crossover(options, *report);
+  const std::vector<SparseCase> cases = make_cases(options);
+  if (options.transport == "sim") {
+    for (const SparseCase& c : cases) {
+      progress(options, c, *report);
+      add_row(options, c, simulate_sparse(options, c), *report);
+    }
+  } else {
+    on_ranks(options, {.launched = launched}, report, [&](const BenchRank& rank) {
+      for (const SparseCase& c : cases) {
+        if (rank.report != nullptr) progress(options, c, *rank.report);
+        const SparseMeasured m = measure_sparse(options, c, rank);
+        if (rank.report != nullptr) add_row(options, c, m, *rank.report);
+      }
+    });
+  }
+  if (report != nullptr) print_legend(options);
+}
+
+}  // namespace weft::cli

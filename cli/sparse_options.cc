@@ -1,0 +1,100 @@
+#include "sparse_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "weft/error.h"
+#include "wire/codec.h"
+
+namespace weft::cli {
+
+namespace {
+
+std::string one_of(const std::string& flag, const std::string& value,
+                   std::initializer_list<const char*> known) {
+  std::string list;
+  for (const char* name : known) {
+    if (value == name) return value;
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  }
+  throw UsageError(flag + " '" + value + "' is none of: " + list);
+}
+
+void check_teams(const SparseBench& bench, int ranks) {
+  if (bench.teams < 0) throw UsageError("--teams must be 1 or more, not " + std::to_string(bench.teams));
+  if (bench.teams == 0) return;
+  if (ranks % bench.teams != 0) {
+    throw UsageError("--teams " + std::to_string(bench.teams) + " do not divide " + std::to_string(ranks) +
+                     " ranks");
+  }
+  if (bench.gather == "r-sag" && !std::has_single_bit(static_cast<unsigned>(bench.teams))) {
+    throw UsageError("--gather r-sag needs a power of two of teams, not " + std::to_string(bench.teams));
+  }
+}
+
+}  // namespace
+
+void add_sparse_options(CLI::App& verb, TypedSparse& typed) {
+  const std::string group = "sparse_allreduce";
+  const auto option = [&](const char* name, auto& value, const char* what) {
+    typed.flags.push_back(verb.add_option(name, value, what)->group(group));
+  };
+  option("--length", typed.length, "elements of a rank's vector (default 1048576)");
+  option("--density", typed.density, "share of them that is sent: k = round(length x density), at least 1");
+  option("--distribution", typed.distribution, "gaussian (default), laplace, layered, heavy");
+  option("--teams", typed.teams, "spardl: a divisor of the ranks (default: by the cost model)");
+  option("--gather", typed.gather, "spardl with teams: r-sag, b-sag, auto (default)");
+  option("--codec", typed.codec, "coo, packed (default), packed-bf16");
+  option("--residual", typed.residual, "gres (default), pres, lres, drop");
+  option("--blocks", typed.blocks, "dealt (default), contiguous");
+  option("--threads", typed.threads, "of the selection, a rank (default 1)");
+  option("--steps-before", typed.steps_before,
+         "steps that settle the state, not measured (default 3; oktopk: 70)");
+  typed.flags.push_back(
+      verb.add_flag("--no-check", typed.no_check, "no captured energy, no mass error")->group(group));
+  typed.flags.push_back(
+      verb.add_flag("--crossover", typed.crossover,
+                    "sim: at which density dense wins, and the best number of teams, over ranks and links")
+          ->group(group));
+}
+
+void refuse_sparse_options(const TypedSparse& typed) {
+  for (const CLI::Option* flag : typed.flags) {
+    if (flag->count() > 0) throw UsageError(flag->get_name() + " is for bench sparse_allreduce");
+  }
+}
+
+SparseBench checked(const TypedSparse& typed, int ranks) {
+  SparseBench bench;
+  if (typed.length < 1 || typed.length > 0xffff'ffffll) {
+    throw UsageError("--length must be 1 to 2^32 - 1 elements, not " + std::to_string(typed.length));
+  }
+  if (!(typed.density > 0 && typed.density <= 1)) {
+    throw UsageError("--density must be above 0 and at most 1, not " + CLI::detail::to_string(typed.density));
+  }
+  if (typed.threads < 1)
+    throw UsageError("--threads must be 1 or more, not " + std::to_string(typed.threads));
+  if (typed.steps_before < 0) throw UsageError("--steps-before must be 0 or more");
+  bench.length = typed.length;
+  bench.density = typed.density;
+  bench.distribution = distribution_of(typed.distribution);
+  bench.codec = wire::name_of(wire::sparse_codec_of(typed.codec));
+  bench.blocks = one_of("--blocks", typed.blocks, {"dealt", "contiguous"});
+  bench.gather = one_of("--gather", typed.gather, {"auto", "r-sag", "b-sag"});
+  bench.residual = residual_rule_of(typed.residual);
+  bench.teams = typed.teams;
+  bench.threads = typed.threads;
+  bench.steps_before = typed.steps_before;
+  bench.check = !typed.no_check;
+  bench.crossover = typed.crossover;
+  check_teams(bench, ranks);
+  return bench;
+}
+
+std::int64_t entries_at(double density, std::int64_t length) {
+  return std::clamp<std::int64_t>(std::llround(density * static_cast<double>(length)), 1, length);
+}
+
+}  // namespace weft::cli

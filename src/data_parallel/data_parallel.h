@@ -1,0 +1,134 @@
+// Data parallel: gradients are summed over the ranks in buckets, while backward still runs.
+//
+//   DataParallel dp(engine, engine.world(), parameters, options);
+//   loop:
+//     dp.gradient_ready(parameter, span);      // as backward produces them, in any order, another on each
+//     rank dp.step_end();                           // parameters that got no gradient count as zeros for
+//     (const Ticket& t : dp.tickets()) t.wait();       // or co_await t, or do something else const
+//     StepResult result = dp.finish(); if (result.committed) dp.copy_to(outputs);           // else
+//     result.text says which gradients are to blame
+//
+// A bucket is submitted when its last gradient is there: slot = first_slot + 1 + its index, priority = its
+// place in the next forward. Ranks may complete buckets in any order: their identities are the same
+// everywhere.
+//
+// A step happens on all ranks or on none: every bucket's result carries the verdict "finite" to all of them
+// in its own messages. If one is not finite no state changes anywhere; only then the ranks of that bucket's
+// operation also exchange which of its parameters are to blame, so that each of them can name parameter and
+// rank. After an error (of a peer or a link) finish() changes nothing on this rank and rethrows; whoever
+// rebuilds compares state().step() between ranks.
+//
+// Mass: what went in and old residuals = results (before the division) + new residuals, summed over ranks,
+// for the residual rules that conserve it. Values are divided once, here, by the divisor.
+//
+// Thread: one at a time; never waits, computes no more than the copy of a gradient into its bucket. Memory:
+// it must outlive its operations (tickets done, or the engine shut down).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data_parallel/buckets.h"
+#include "data_parallel/quotas.h"
+#include "data_parallel/state.h"
+#include "weft/engine.h"
+#include "weft/sparse.h"
+
+namespace weft {
+
+struct DataParallelOptions {
+  // affects results; equal on all ranks
+  // Of sparse buckets: a row of the sparse all-reduces. Dense buckets use "dense", and so do those whose
+  // quota is their length (unless the row is a dense one itself).
+  std::string algorithm = "spardl";
+  double density = 0.01;  // entries of the result over elements of the sparse buckets, in (0, 1]
+  std::string codec = "packed";
+  std::string blocks = "dealt";
+  ResidualRule residual = ResidualRule::gres;
+  int teams = 0;
+  QuotaKind quotas = QuotaKind::adaptive;
+  BucketOptions buckets;
+  double divisor = 0;  // 0: the size of the group
+  // affects speed only
+  int threads = 1;               // of the selection
+  std::uint32_t first_slot = 0;  // takes 1 + number of buckets
+};
+
+struct StepResult {
+  enum class Kind : std::uint8_t { infinity = 1, nan = 2 };
+  struct Bad {
+    int parameter = 0;
+    int rank = 0;
+    Kind kind = Kind::nan;
+  };
+  bool committed = false;
+  std::int64_t step = 0;  // that was, or would have been, committed: from 0
+  std::vector<Bad> bad;   // the same on all ranks; empty also where only the sum overflows
+  std::string text;       // empty, or one sentence that names parameters and ranks
+};
+
+class DataParallel {
+ public:
+  // Submits a comparison of the ranks' plans, which is among the first step's tickets. Throws UsageError.
+  DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
+               DataParallelOptions options);
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  // `gradient` is read until the step's tickets are done (a parameter that is alone in its bucket is not
+  // copied). Throws UsageError for a wrong length, or a second gradient in one step.
+  void gradient_ready(int parameter, std::span<const float> gradient);
+  void step_end();
+  std::span<const Ticket> tickets() const { return tickets_; }  // submitted since the last finish()
+  // Commits or rolls back. REQUIRES: step_end() was called; every ticket is done. Rethrows the first error of
+  // a ticket.
+  StepResult finish();
+
+  // The committed sum over the divisor, until the next step's first gradient. outputs[p], of the parameter's
+  // length, is overwritten; an empty one is skipped. It may be the gradient's own memory.
+  void copy_to(std::span<const std::span<float>> outputs) const;
+  // Only what is not zero; of one parameter in no particular order.
+  void for_each(const std::function<void(int parameter, std::int64_t index, float value)>& f) const;
+
+  // Between steps, on all ranks alike. Parameters keep their numbers; residuals go with them. `use`: a new
+  // place in the forward for each parameter, or empty.
+  void replan(const BucketOptions& buckets, std::span<const int> use = {});
+  void set_density(double density);  // for a warm-up
+  StateSnapshot save() const;
+  void load(const StateSnapshot& snapshot);
+
+  const BucketPlan& plan() const { return plan_; }
+  const ParameterState& state() const { return *state_; }
+  // Of each bucket in this step; a dense one has all its elements.
+  const std::vector<std::int64_t>& quotas() const { return quotas_; }
+  const SparseResult& result(int bucket) const;
+
+ private:
+  struct Run;  // of a bucket
+  void lay_out();
+  void submit_comparison();
+  void begin_step();
+  void submit(int bucket);
+  void require_between_steps(const char* what) const;
+  void take_verdicts(StepResult& out) const;
+
+  Engine& engine_;
+  Comm comm_;
+  DataParallelOptions options_;
+  BucketPlan plan_;
+  std::unique_ptr<ParameterState> state_;
+  std::vector<std::unique_ptr<Run>> runs_;
+  std::vector<std::int64_t> quotas_;
+  std::vector<bool> ready_;  // of each parameter
+  std::vector<Ticket> tickets_;
+  std::uint32_t attempt_ = 0;  // step of the operations: also counts what was not committed
+  enum class Phase : std::uint8_t { between, open, ended } phase_ = Phase::between;
+  bool has_result_ = false;
+};
+
+}  // namespace weft

@@ -1,0 +1,194 @@
+#include "data_parallel/state.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weft/error.h"
+
+namespace weft {
+
+namespace {
+
+std::string number(std::int64_t n) { return std::to_string(n); }
+
+void check_complete(std::span<const StateSnapshot> snapshots) {
+  std::vector<bool> seen(snapshots.size());
+  for (const StateSnapshot& s : snapshots) {
+    if (s.size != static_cast<int>(snapshots.size())) {
+      throw UsageError("reshard: rank " + number(s.rank) + "'s snapshot is of " + number(s.size) +
+                       " ranks, not " + number(static_cast<std::int64_t>(snapshots.size())));
+    }
+    if (s.rank < 0 || s.rank >= s.size || seen[static_cast<std::size_t>(s.rank)]) {
+      throw UsageError("reshard: rank " + number(s.rank) + " of " + number(s.size) +
+                       " is there twice or never was");
+    }
+    seen[static_cast<std::size_t>(s.rank)] = true;
+    if (s.step != snapshots[0].step) {
+      throw UsageError("reshard: rank " + number(s.rank) + "'s snapshot is of step " + number(s.step) +
+                       ", others of step " + number(snapshots[0].step));
+    }
+    const auto same = [](const StateSnapshot::Parameter& a, const StateSnapshot::Parameter& b) {
+      return a.name == b.name && a.count == b.count;
+    };
+    if (!std::equal(s.parameters.begin(), s.parameters.end(), snapshots[0].parameters.begin(),
+                    snapshots[0].parameters.end(), same)) {
+      throw UsageError("reshard: rank " + number(s.rank) + "'s snapshot has other parameters than rank " +
+                       number(snapshots[0].rank) + "'s");
+    }
+    for (const StateSnapshot::Parameter& p : s.parameters) {
+      if (!p.residual.empty() && static_cast<std::int64_t>(p.residual.size()) != p.count) {
+        throw UsageError("reshard: the residual of '" + p.name + "' on rank " + number(s.rank) + " is torn");
+      }
+    }
+  }
+}
+
+void check_finite(const StateSnapshot::Parameter& p) {
+  const auto finite = [](float v) { return std::isfinite(v); };
+  if (std::all_of(p.residual.begin(), p.residual.end(), finite) && std::isfinite(p.scale)) return;
+  throw UsageError("state: the snapshot of '" + p.name + "' is not finite");
+}
+
+void add(std::vector<float>& into, const std::vector<float>& residual) {
+  if (into.empty()) {
+    into = residual;
+    return;
+  }
+  for (std::size_t i = 0; i < residual.size(); ++i) into[i] += residual[i];
+}
+
+}  // namespace
+
+std::vector<StateSnapshot> reshard(std::span<const StateSnapshot> snapshots, int size) {
+  if (size < 1 || snapshots.empty()) throw UsageError("reshard: no snapshots, or no ranks");
+  check_complete(snapshots);
+  std::vector<const StateSnapshot*> old(snapshots.size());
+  for (const StateSnapshot& s : snapshots) old[static_cast<std::size_t>(s.rank)] = &s;
+  if (size == static_cast<int>(old.size())) {
+    std::vector<StateSnapshot> same;
+    same.reserve(old.size());
+    for (const StateSnapshot* s : old) same.push_back(*s);
+    return same;
+  }
+  StateSnapshot empty = *old[0];
+  empty.size = size;
+  empty.controllers.clear();
+  for (StateSnapshot::Parameter& p : empty.parameters) p.residual.clear();
+  std::vector<StateSnapshot> out(static_cast<std::size_t>(size), empty);
+  for (int r = 0; r < size; ++r) out[static_cast<std::size_t>(r)].rank = r;
+  for (std::size_t r = 0; r < old.size(); ++r) {
+    StateSnapshot& into = out[r % out.size()];
+    for (std::size_t p = 0; p < into.parameters.size(); ++p) {
+      add(into.parameters[p].residual, old[r]->parameters[p].residual);
+    }
+  }
+  return out;
+}
+
+ParameterState::ParameterState(const BucketPlan& plan) : plan_(plan) {
+  for (const Bucket& b : plan_.buckets()) buckets_.push_back(std::make_unique<SparseState>(b.count));
+  scales_.assign(static_cast<std::size_t>(plan_.num_parameters()), kUnmeasured);
+  staged_scales_ = scales_;
+}
+
+std::span<const float> ParameterState::residual(int parameter) const {
+  const std::span<const float> all = bucket(plan_.bucket_of(parameter)).residual();
+  if (all.empty()) return {};
+  return all.subspan(static_cast<std::size_t>(plan_.first_of(parameter)),
+                     static_cast<std::size_t>(plan_.parameter(parameter).count));
+}
+
+void ParameterState::add_residual(int parameter, std::span<const float> residual) {
+  SparseWork& work = bucket(plan_.bucket_of(parameter)).work();
+  work.residual.resize(static_cast<std::size_t>(work.length));
+  const auto first = work.residual.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter));
+  std::transform(residual.begin(), residual.end(), first, first, [](float a, float b) { return a + b; });
+}
+
+void ParameterState::install(const BucketPlan& plan) {
+  // A plan is a snapshot's journey to itself with other places; controllers find their bucket by its names.
+  ParameterState next(plan);
+  next.load(save(0, 1), 0, 1);
+  *this = std::move(next);
+}
+
+void ParameterState::stage_scale(int b, double measured) {
+  for (const BucketPiece& piece : plan_.bucket(b).pieces) {
+    const auto p = static_cast<std::size_t>(piece.parameter);
+    staged_scales_[p] = blend_scales(scales_[p], measured);
+  }
+}
+
+void ParameterState::commit() {
+  for (const auto& b : buckets_) {
+    if (!b->work().has_staged) throw UsageError("ParameterState::commit: a bucket has nothing staged");
+  }
+  for (const auto& b : buckets_) b->commit();
+  scales_ = staged_scales_;
+  ++step_;
+}
+
+void ParameterState::roll_back() {
+  for (const auto& b : buckets_) b->roll_back();
+  staged_scales_ = scales_;
+}
+
+StateSnapshot ParameterState::save(int rank, int size) const {
+  StateSnapshot out{.step = step_, .rank = rank, .size = size, .parameters = {}, .controllers = {}};
+  for (int p = 0; p < plan_.num_parameters(); ++p) {
+    const std::span<const float> mine = residual(p);
+    out.parameters.push_back({.name = plan_.parameter(p).name,
+                              .count = plan_.parameter(p).count,
+                              .residual = {mine.begin(), mine.end()},
+                              .scale = scale(p)});
+  }
+  for (int b = 0; b < plan_.num_buckets(); ++b) {
+    const SparseWork& work = bucket(b).work();
+    StateSnapshot::Controllers controllers{
+        .parameters = {}, .team_quota = work.team_quota, .thresholds = work.thresholds};
+    for (const BucketPiece& piece : plan_.bucket(b).pieces) {
+      controllers.parameters.push_back(plan_.parameter(piece.parameter).name);
+    }
+    out.controllers.push_back(std::move(controllers));
+  }
+  return out;
+}
+
+void ParameterState::load(const StateSnapshot& snapshot, int rank, int size) {
+  if (snapshot.rank != rank || snapshot.size != size) {
+    throw UsageError("state: a snapshot of rank " + number(snapshot.rank) + " of " + number(snapshot.size) +
+                     " does not load on rank " + number(rank) + " of " + number(size) + ": reshard it first");
+  }
+  ParameterState next(plan_);
+  next.step_ = snapshot.step;
+  for (const StateSnapshot::Parameter& from : snapshot.parameters) {
+    check_finite(from);
+    const int p = plan_.find(from.name);
+    const bool fits =
+        p >= 0 && from.count == plan_.parameter(p).count &&
+        (from.residual.empty() || static_cast<std::int64_t>(from.residual.size()) == from.count);
+    if (fits) {
+      if (!from.residual.empty()) next.add_residual(p, from.residual);
+      next.scales_[static_cast<std::size_t>(p)] = from.scale;
+      continue;
+    }
+    if (std::any_of(from.residual.begin(), from.residual.end(), [](float v) { return v != 0; })) {
+      throw UsageError("state: the residual of '" + from.name + "' (" + number(from.count) +
+                       " elements) has no place in this plan; its mass would be lost");
+    }
+  }
+  next.staged_scales_ = next.scales_;
+  for (int b = 0; b < plan_.num_buckets(); ++b) {
+    std::vector<std::string> names;
+    for (const BucketPiece& piece : plan_.bucket(b).pieces)
+      names.push_back(plan_.parameter(piece.parameter).name);
+    const auto found = std::find_if(snapshot.controllers.begin(), snapshot.controllers.end(),
+                                    [&](const auto& c) { return c.parameters == names; });
+    if (found == snapshot.controllers.end()) continue;
+    next.bucket(b).work().team_quota = found->team_quota;
+    next.bucket(b).work().thresholds = found->thresholds;
+  }
+  *this = std::move(next);
+}
+
+}  // namespace weft

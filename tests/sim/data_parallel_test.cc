@@ -1,0 +1,382 @@
+// Data parallel in virtual time: every rank's backward hands out its gradients in an order and at times of
+// its own, while buckets that are complete are in flight.
+#include "data_parallel/data_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "sim/data_parallel_job.h"
+#include "sim/sparse_job.h"
+#include "weft/error.h"
+#include "workload/distributions.h"
+
+namespace weft {
+namespace {
+
+using namespace data_parallel_test;
+
+std::vector<ParameterInfo> model() {
+  return {{"embed", 3000, 0},         {"layer1.weight", 900, 1}, {"layer1.bias", 30, 2},
+          {"layer2.weight", 1200, 3}, {"layer2.bias", 40, 4},    {"layer3.weight", 700, 5},
+          {"layer3.bias", 10, 6},     {"head", 2500, 7}};
+}
+
+DataParallelOptions options_of(double density, ResidualRule rule = ResidualRule::gres, double divisor = 1) {
+  DataParallelOptions options;
+  options.density = density;
+  options.residual = rule;
+  options.divisor = divisor;
+  options.buckets = {.bucket_bytes = 4 * 2000, .dense_below = 100};
+  return options;
+}
+
+TEST(DataParallel, DensityOneIsTheDenseSumDividedOnce) {
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    Job job(ranks, model(), options_of(1, ResidualRule::gres, 0), static_cast<std::uint64_t>(ranks));
+    for (int t = 0; t < 2; ++t) {
+      // (Positive: a sum of zero is never an entry.)
+      job.fill([&](int r, int p, std::int64_t i) {
+        return static_cast<float>(1 + (r * 5 + p * 11 + i * 3 + t) % 17);
+      });
+      ASSERT_EQ(job.step(), "");
+      for (int r = 0; r < ranks; ++r) {
+        ASSERT_TRUE(job[r].result.committed);
+        EXPECT_EQ(job[r].result.step, t);
+        Vectors visited;
+        for (const auto& g : job[r].gradients) visited.emplace_back(g.size());
+        job[r].dp->for_each([&](int p, std::int64_t i, float v) {
+          visited[static_cast<std::size_t>(p)][static_cast<std::size_t>(i)] = v;
+        });
+        EXPECT_EQ(visited, job[r].outputs);
+      }
+      for (std::size_t p = 0; p < job[0].outputs.size(); ++p) {
+        for (std::size_t i = 0; i < job[0].outputs[p].size(); ++i) {
+          float sum = 0;
+          for (int r = 0; r < ranks; ++r) sum += job[r].gradients[p][i];
+          for (int r = 0; r < ranks; ++r) ASSERT_EQ(job[r].outputs[p][i], sum / static_cast<float>(ranks));
+        }
+      }
+    }
+  }
+}
+
+TEST(DataParallel, BucketsInFlightEqualBucketsAlone) {
+  constexpr int kRanks = 5;
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    Job job(kRanks, model(), options_of(0.05), seed);
+    // Of each bucket: the same all-reduce, one at a time.
+    std::vector<std::unique_ptr<sparse_test::SparseJob>> alone;
+    for (const Bucket& b : job.plan().buckets()) {
+      SparseOptions options = sparse_test::options_of(b.count, ResidualRule::gres, 0, "auto", "packed");
+      if (b.dense) options.algorithm = "dense";
+      alone.push_back(std::make_unique<sparse_test::SparseJob>(kRanks, b.count, options, seed + 17));
+    }
+    ASSERT_GT(alone.size(), 4u);
+    for (std::uint32_t t = 0; t < 4; ++t) {
+      job.fill_whole(t);
+      ASSERT_EQ(job.step(), "");
+      for (int b = 0; b < job.plan().num_buckets(); ++b) {
+        sparse_test::SparseJob& one = *alone[static_cast<std::size_t>(b)];
+        one.options().k = job[0].dp->quotas()[static_cast<std::size_t>(b)];
+        for (int r = 0; r < kRanks; ++r) {
+          one.gradient(r).clear();
+          for (const BucketPiece& piece : job.plan().bucket(b).pieces) {
+            const std::vector<float>& g = job[r].gradients[static_cast<std::size_t>(piece.parameter)];
+            one.gradient(r).insert(one.gradient(r).end(), g.begin(), g.end());
+          }
+        }
+        one.step();
+        for (int r = 0; r < kRanks; ++r) {
+          std::vector<float> got(one.gradient(r).size());
+          job[r].dp->result(b).add_to(got);
+          ASSERT_EQ(got, one.dense(0)) << "bucket " << b << ", rank " << r << ", step " << t;
+        }
+      }
+      for (int r = 1; r < kRanks; ++r) {
+        EXPECT_EQ(job[r].dp->quotas(), job[0].dp->quotas());
+        EXPECT_EQ(job[r].outputs, job[0].outputs);
+      }
+    }
+    std::size_t most = 0;
+    for (int r = 0; r < kRanks; ++r) most = std::max(most, job[r].most_in_flight);
+    EXPECT_GE(most, 3u) << "backward and two buckets at once";
+  }
+}
+
+TEST(DataParallel, ConservesMassAcrossBucketsAndSteps) {
+  for (const int ranks : {1, 2, 3, 6}) {
+    for (const ResidualRule rule : {ResidualRule::gres, ResidualRule::drop}) {
+      Job job(ranks, model(), options_of(0.03, rule), static_cast<std::uint64_t>(ranks));
+      EXPECT_EQ(job.run_and_weigh(5), 0.0) << ranks << " ranks, " << name_of(rule);
+    }
+  }
+  Job lossy(4, model(), options_of(0.03, ResidualRule::lres));  // control
+  EXPECT_GT(lossy.run_and_weigh(3), 0.0);
+}
+
+TEST(DataParallel, EveryAlgorithmAndKindOfQuotas) {
+  for (const std::string_view name :
+       {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
+    for (const QuotaKind kind : {QuotaKind::adaptive, QuotaKind::proportional}) {
+      DataParallelOptions options = options_of(0.05);
+      options.algorithm = name;
+      options.quotas = kind;
+      Job job(4, model(), options);
+      for (std::uint32_t t = 0; t < 4; ++t) {
+        job.fill_whole(t);
+        ASSERT_EQ(job.step(), "") << name;
+        for (int r = 0; r < 4; ++r) ASSERT_EQ(job[r].outputs, job[0].outputs) << name;
+      }
+      EXPECT_EQ(job[0].dp->state().step(), 4);
+    }
+  }
+}
+
+void expect_same_state(const std::vector<StateSnapshot>& a, const std::vector<StateSnapshot>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t r = 0; r < a.size(); ++r) {
+    EXPECT_EQ(a[r].step, b[r].step);
+    for (std::size_t p = 0; p < a[r].parameters.size(); ++p) {
+      EXPECT_EQ(a[r].parameters[p].name, b[r].parameters[p].name);
+      EXPECT_EQ(a[r].parameters[p].residual, b[r].parameters[p].residual);
+      EXPECT_EQ(a[r].parameters[p].scale, b[r].parameters[p].scale);
+    }
+  }
+}
+
+TEST(DataParallel, NanIsReportedByNameOnAllRanksAndChangesNothing) {
+  for (const std::string_view algorithm : {"spardl", "topka", "gtopk", "oktopk", "dense"}) {
+    DataParallelOptions options = options_of(0.05);
+    options.algorithm = algorithm;
+    Job job(4, model(), options);
+    for (std::uint32_t t = 0; t < 2; ++t) {
+      job.fill_whole(t);
+      ASSERT_EQ(job.step(), "");
+    }
+    const std::vector<StateSnapshot> before = job.save();
+    job.fill_whole(2);
+    job[2].gradients[5][123] = std::nanf("");
+    job[0].gradients[2][3] = HUGE_VALF;  // in a dense bucket
+    ASSERT_EQ(job.step(), "");
+    for (int r = 0; r < 4; ++r) {
+      const StepResult& result = job[r].result;
+      EXPECT_FALSE(result.committed);
+      EXPECT_EQ(result.text, job[0].result.text);
+      EXPECT_NE(result.text.find("'layer3.weight' on rank 2 holds NaN"), std::string::npos) << result.text;
+      EXPECT_NE(result.text.find("'layer1.bias' on rank 0 holds infinity"), std::string::npos) << result.text;
+      EXPECT_EQ(result.bad.size(), 2u) << "nobody else is to blame: " << result.text;
+      EXPECT_THROW(job[r].dp->copy_to({}), UsageError);
+    }
+    expect_same_state(before, job.save());
+    job.fill_whole(2);
+    ASSERT_EQ(job.step(), "");
+    for (int r = 0; r < 4; ++r) EXPECT_TRUE(job[r].result.committed) << "the next step is as good as any";
+    EXPECT_EQ(job[0].dp->state().step(), 3);
+  }
+}
+
+TEST(DataParallel, ASumThatOverflowsIsSaid) {
+  const DataParallelOptions options = options_of(0.05);
+  Job job(3, model(), options);
+  job.fill([](int, int p, std::int64_t i) { return p == 1 && i == 5 ? 3e38F : 1.0F; });
+  ASSERT_EQ(job.step(), "");
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_FALSE(job[r].result.committed);
+    EXPECT_TRUE(job[r].result.bad.empty());
+    EXPECT_NE(job[r].result.text.find("overflows in the bucket from 'layer1.weight'"), std::string::npos)
+        << job[r].result.text;
+  }
+}
+
+TEST(DataParallel, AnotherPlanKeepsEveryResidual) {
+  Job job(4, model(), options_of(0.02));
+  EXPECT_EQ(job.run_and_weigh(3), 0.0);
+  const std::vector<StateSnapshot> before = job.save();
+  double kept = 0;
+  for (const double v : job.mass(false)) kept += std::abs(v);
+  ASSERT_GT(kept, 0) << "or there is nothing to lose";
+  const std::vector<int> backwards{7, 6, 5, 4, 3, 2, 1, 0};
+  for (int r = 0; r < 4; ++r) job[r].dp->replan({.bucket_bytes = 4 * 4000, .dense_below = 0}, backwards);
+  EXPECT_EQ(job.plan().parameter(job.plan().bucket(0).pieces[0].parameter).name, "head");
+  expect_same_state(before, job.save());
+  EXPECT_EQ(job.run_and_weigh(3), 0.0);
+  // Everything dense: the residuals go out with the next sum.
+  for (int r = 0; r < 4; ++r) job[r].dp->replan({.bucket_bytes = 4 * 4000, .dense_below = 1'000'000});
+  EXPECT_EQ(job.run_and_weigh(1), 0.0);
+  for (const double v : job.mass(false)) EXPECT_EQ(v, 0.0);
+  // Control: a plan without a parameter that has a residual would lose it.
+  ParameterState state(BucketPlan(model(), {}));
+  state.load(before[0], 0, 4);
+  EXPECT_THROW(state.install(BucketPlan({{"embed", 3000, 0}}, {})), UsageError);
+}
+
+TEST(DataParallel, SnapshotsLoadOnAnyNumberOfRanks) {
+  for (const auto& [from, to] : {std::pair{4, 2}, std::pair{5, 3}, std::pair{2, 5}, std::pair{3, 1}}) {
+    Job old(from, model(), options_of(0.02));
+    EXPECT_EQ(old.run_and_weigh(3), 0.0);
+    const std::vector<StateSnapshot> resharded = reshard(old.save(), to);
+    Job next(to, model(), options_of(0.02), 5);
+    for (int r = 0; r < to; ++r) next[r].dp->load(resharded[static_cast<std::size_t>(r)]);
+    EXPECT_EQ(next.mass(false), old.mass(false)) << from << " to " << to;
+    EXPECT_EQ(next[0].dp->state().step(), 3);
+    EXPECT_EQ(next.run_and_weigh(2), 0.0);
+  }
+}
+
+TEST(DataParallel, MergedFloatsAreConservedUpToOneRoundingEach) {
+  Job old(6, model(), options_of(0.02));
+  old.fill([](int r, int p, std::int64_t i) {
+    return static_cast<float>(std::sin(r + 7.0 * p + 0.37 * static_cast<double>(i)));
+  });
+  ASSERT_EQ(old.step(), "");
+  const std::vector<StateSnapshot> resharded = reshard(old.save(), 2);
+  Job next(2, model(), options_of(0.02));
+  for (int r = 0; r < 2; ++r) next[r].dp->load(resharded[static_cast<std::size_t>(r)]);
+  const std::vector<double> before = old.mass(false);
+  const std::vector<double> after = next.mass(false);
+  double worst = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) worst = std::max(worst, std::abs(before[i] - after[i]));
+  // gres and drop leave at most 6 on a rank; 4 additions of up to 18, each rounded by 2^-24 of that.
+  EXPECT_LE(worst, 4 * 18 * 0x1p-24);
+  EXPECT_GT(worst, 0) << "these values do not sum exactly, or the test is blind";
+}
+
+TEST(DataParallel, ARestoredJobGoesOnAsIfNothingHadHappened) {
+  for (const std::string_view algorithm : {"spardl", "oktopk"}) {
+    DataParallelOptions options = options_of(0.05);
+    options.algorithm = algorithm;
+    Job job(4, model(), options);
+    for (std::uint32_t t = 0; t < 3; ++t) {
+      job.fill_whole(t);
+      ASSERT_EQ(job.step(), "");
+    }
+    Job other(4, model(), options, 3);
+    const std::vector<StateSnapshot> saved = reshard(job.save(), 4);
+    for (int r = 0; r < 4; ++r) other[r].dp->load(saved[static_cast<std::size_t>(r)]);
+    for (std::uint32_t t = 3; t < 6; ++t) {
+      job.fill_whole(t);
+      other.fill_whole(t);
+      ASSERT_EQ(job.step(), "");
+      ASSERT_EQ(other.step(), "");
+      EXPECT_EQ(other[1].outputs, job[1].outputs) << algorithm << " step " << t;
+      EXPECT_EQ(other[1].dp->quotas(), job[1].dp->quotas());
+    }
+  }
+}
+
+TEST(DataParallel, BadSnapshotsAreRefused) {
+  Job job(2, model(), options_of(0.05));
+  EXPECT_EQ(job.run_and_weigh(1), 0.0);
+  const std::vector<StateSnapshot> good = job.save();
+  EXPECT_THROW(job[0].dp->load(good[1]), UsageError) << "of another rank";
+  EXPECT_THROW(reshard(std::span(good).first(1), 2), UsageError);
+  EXPECT_THROW(reshard(good, 0), UsageError);
+  std::vector<StateSnapshot> bad = good;
+  bad[1].step = 9;
+  EXPECT_THROW(reshard(bad, 1), UsageError);
+  bad = good;
+  bad[1].rank = 0;
+  EXPECT_THROW(reshard(bad, 1), UsageError);
+  bad = good;
+  bad[0].parameters[0].residual[1] = std::numeric_limits<float>::infinity();
+  EXPECT_THROW(job[0].dp->load(bad[0]), UsageError);
+  bad = good;
+  bad[0].parameters[0].residual.resize(7, 1.0F);
+  EXPECT_THROW(job[0].dp->load(bad[0]), UsageError);
+  expect_same_state(good, job.save());
+}
+
+TEST(DataParallel, RanksWithOtherPlansAreToldSo) {
+  // The lengths agree: without the comparison they would be summed without a word.
+  const std::vector<ParameterInfo> twins{{"left", 2000, 0}, {"right", 2000, 1}};
+  Job job(3, twins, options_of(0.05));
+  for (int r = 0; r < 3; ++r) {
+    const std::vector<int> use = r == 1 ? std::vector<int>{1, 0} : std::vector<int>{0, 1};
+    job[r].dp->replan({.bucket_bytes = 4 * 2000, .dense_below = 100}, use);
+  }
+  EXPECT_NE(job.step().find("another plan of buckets"), std::string::npos);
+}
+
+TEST(DataParallel, UnusedParametersAreZerosAndBadCallsAreRefused) {
+  const std::vector<float> g(3000);  // outlives the operation that it is left in
+  Job job(2, model(), options_of(1));
+  job.fill([](int, int, std::int64_t) { return 2.0F; });
+  job[1].order = {0, 3};  // shuffled, and the others never come
+  ASSERT_EQ(job.step(), "");
+  EXPECT_EQ(job[0].outputs[0][7], 4.0F);
+  EXPECT_EQ(job[0].outputs[1][7], 2.0F);
+  EXPECT_EQ(job[1].outputs[7][7], 2.0F);
+  DataParallel& dp = *job[0].dp;
+  EXPECT_THROW(dp.gradient_ready(8, g), UsageError);
+  EXPECT_THROW(dp.gradient_ready(1, g), UsageError);
+  EXPECT_THROW(dp.finish(), UsageError);
+  dp.gradient_ready(0, g);
+  EXPECT_THROW(dp.gradient_ready(0, g), UsageError);
+  EXPECT_THROW(dp.save(), UsageError);
+  EXPECT_THROW(dp.set_density(0.5), UsageError);
+  EXPECT_THROW(job[1].dp->set_density(0), UsageError);
+  DataParallelOptions bad = options_of(0.1);
+  bad.algorithm = "magic";
+  EXPECT_THROW(DataParallel(*job[0].engine, job[0].engine->world(), model(), bad), UsageError);
+}
+
+// Mean share, over the last steps, of the energy that the top k of the exact sum of gradients and residuals
+// has.
+double captured(int layers_per_bucket, QuotaKind kind) {
+  constexpr int kRanks = 4;
+  constexpr int kLayers = 16;
+  constexpr std::int64_t kLayer = 4096;
+  std::vector<ParameterInfo> parameters;
+  for (int l = 0; l < kLayers; ++l) parameters.push_back({"layer" + std::to_string(l), kLayer, l});
+  DataParallelOptions options = options_of(0.01);
+  options.quotas = kind;
+  options.teams = 1;
+  options.buckets.bucket_bytes = static_cast<std::size_t>(4 * kLayer * layers_per_bucket);
+  Job job(kRanks, parameters, options);
+  EXPECT_EQ(job.plan().num_buckets(), kLayers / layers_per_bucket);
+  double sum = 0;
+  constexpr int kSteps = 10;
+  for (int t = 0; t < kSteps; ++t) {
+    for (int r = 0; r < kRanks; ++r) {
+      for (int l = 0; l < kLayers; ++l) {
+        const Draw what{Distribution::layered, 1, static_cast<std::uint32_t>(r),
+                        static_cast<std::uint32_t>(t)};
+        draw(what, kLayer * kLayers, kLayer * l, job[r].gradients[static_cast<std::size_t>(l)]);
+      }
+    }
+    std::vector<double> exact = job.mass(true);
+    EXPECT_EQ(job.step(), "");
+    if (t < kSteps / 2) continue;
+    const std::vector<double> out = job.applied();
+    double got = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) got += out[i] != 0 ? exact[i] * exact[i] : 0;
+    for (double& v : exact) v *= v;
+    const auto k = static_cast<std::ptrdiff_t>(0.01 * static_cast<double>(exact.size()) + 0.5);
+    std::nth_element(exact.begin(), exact.begin() + k, exact.end(), std::greater<>());
+    sum += got / std::accumulate(exact.begin(), exact.begin() + k, 0.0);
+  }
+  return sum / (kSteps - kSteps / 2);
+}
+
+TEST(DataParallel, AdaptiveQuotasCaptureTheEnergyOfOneBucket) {
+  const double one = captured(16, QuotaKind::adaptive);
+  const double proportional = captured(1, QuotaKind::proportional);
+  const double adaptive = captured(1, QuotaKind::adaptive);
+  std::printf(
+      "captured energy, 16 layers, scales 1 to 1/100, 4 ranks, 1 %%: one bucket %.3f, proportional %.3f, "
+      "adaptive %.3f\n",
+      one, proportional, adaptive);
+  EXPECT_GT(adaptive, 0.9 * one);
+  EXPECT_LT(proportional, 0.7 * one);  // control
+}
+
+}  // namespace
+}  // namespace weft
