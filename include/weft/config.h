@@ -42,12 +42,13 @@ struct Config {
   std::size_t tcp_credit = 4u << 20;    // WEFT_TCP_CREDIT: unexpected bytes that a peer may have under way
   std::size_t tcp_unsent =
       128u << 10;  // WEFT_TCP_UNSENT: bytes that the kernel may hold unsent (TCP_NOTSENT_LOWAT)
-  std::size_t micro_op_bytes = 0;   // WEFT_MICRO_OP_BYTES; 0: from the measured link
-  Time micro_op_time = 2ms;         // WEFT_MICRO_OP_TIME: length of a micro-op at the measured bandwidth
-  std::size_t window_bytes = 0;     // WEFT_WINDOW_BYTES; 0: two micro-ops
-  Time hold_limit = 50ms;           // WEFT_HOLD_LIMIT
-  Time stall_limit = 10ms;          // WEFT_STALL_LIMIT
-  int workers = 1;                  // WEFT_WORKERS: threads for long computations, per process
+  std::size_t micro_op_bytes = 0;  // WEFT_MICRO_OP_BYTES; 0: from the measured link
+  Time micro_op_time = 2ms;        // WEFT_MICRO_OP_TIME: length of a micro-op at the measured bandwidth
+  std::size_t window_bytes = 0;    // WEFT_WINDOW_BYTES; 0: two micro-ops
+  Time hold_limit = 50ms;          // WEFT_HOLD_LIMIT
+  Time stall_limit = 10ms;         // WEFT_STALL_LIMIT
+  int workers = 0;  // WEFT_WORKERS: threads for long computations, per process; 0: one, but a core each for
+                    // ranks as threads
   std::string checksum = "remote";  // WEFT_CHECKSUM: remote, always
 
   // Failures

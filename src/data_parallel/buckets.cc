@@ -38,8 +38,9 @@ BucketPlan::BucketPlan(std::vector<ParameterInfo> parameters, const BucketOption
       throw UsageError("buckets: parameter '" + parameter(names_in_order_[i]).name + "' is there twice");
     }
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [this](int a, int b) { return parameter(a).use < parameter(b).use; });
+  std::sort(order.begin(), order.end(), [this](int a, int b) {
+    return parameter(a).use != parameter(b).use ? parameter(a).use < parameter(b).use : a < b;
+  });
   fill(order, options);
 }
 

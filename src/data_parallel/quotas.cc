@@ -75,8 +75,8 @@ std::vector<std::int64_t> round_to_sum(std::span<const double> wanted, const Bou
   }
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return rest[a] > rest[b]; });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return rest[a] != rest[b] ? rest[a] > rest[b] : a < b; });
   for (const std::size_t b : order) {
     if (left > 0 && quotas[b] < bounds.most[b] && rest[b] > 0) ++quotas[b], --left;
   }

@@ -1,4 +1,5 @@
 // join_world: from a launcher's variables to a running engine.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -21,7 +22,7 @@ class JoinedWorld final : public World {
   explicit JoinedWorld(const JoinOptions& options) : config_(options.config) {
     transport_ = open_transport(config_, detect_placement());
     if (transport_ == nullptr) threads_ = std::make_unique<ThreadsWorld>(ThreadsOptions{});
-    if (config_.workers > 0) pool_ = std::make_unique<WorkerPool>(config_.workers);
+    pool_ = std::make_unique<WorkerPool>(std::max(1, config_.workers));
     RunningWorld::Parts parts;
     parts.config = &config_;
     parts.pool = pool_.get();

@@ -1,5 +1,6 @@
 #include "weft/world.h"
 
+#include <algorithm>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -111,15 +112,16 @@ void run_ranks(int ranks, const RunOptions& options, const std::function<void(Wo
   ThreadsWorld transports(std::move(threads_options));
   const EmulatedNetwork network(options.link, transports, ranks);
   if (options.traces != nullptr) options.traces->resize(static_cast<std::size_t>(ranks));
-  std::unique_ptr<WorkerPool> pool;
-  if (config.workers > 0) pool = std::make_unique<WorkerPool>(config.workers);
+  // All ranks share the pool; more workers than ranks or cores would have nothing to do.
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  WorkerPool pool(config.workers > 0 ? config.workers : std::min(ranks, cores));
   FirstFailure failure;
 
   const auto run_rank = [&](int r) {
     Transport& transport = network.transport(r);
     RunningWorld::Parts parts;
     parts.config = &config;
-    parts.pool = pool.get();
+    parts.pool = &pool;
     parts.trace = options.traces != nullptr ? &(*options.traces)[static_cast<std::size_t>(r)] : nullptr;
     parts.priority = options.priority;
     parts.known_cost = network.known_cost();

@@ -29,8 +29,8 @@ std::int64_t spardl_entries(const SparseShape& s) {
   std::int64_t total = 0;
   std::vector<std::int64_t> upto(2 * static_cast<std::size_t>(m) +
                                  1);  // sums of quotas of blocks 0 .. , twice around
-  for (int b = 0; b < 2 * m; ++b) {
-    upto[static_cast<std::size_t>(b + 1)] = upto[static_cast<std::size_t>(b)] + deal.quota(b % m, s.k);
+  for (std::size_t b = 0; b + 1 < upto.size(); ++b) {
+    upto[b + 1] = upto[b] + deal.quota(static_cast<int>(b) % m, s.k);
   }
   total = upto[static_cast<std::size_t>(m)];
   std::int64_t most = 0;
