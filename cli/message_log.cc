@@ -3,19 +3,16 @@
 #include <algorithm>
 
 #include "collectives/pieces.h"
+#include "transports/decorator.h"
 
 namespace weft::cli {
 
 // Stands before the engine's scheduler, so that it sees a send when the program makes it and not when the
 // window has room for it.
-class MessageLog::Listener final : public Transport {
+class MessageLog::Listener final : public Decorator {
  public:
-  Listener(Transport& inner, MessageLog& log) : inner_(inner), log_(log) {}
+  Listener(Transport& inner, MessageLog& log) : Decorator(inner), log_(log) {}
 
-  std::string_view name() const override { return inner_.name(); }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  const Clock& clock() const override { return inner_.clock(); }
   void post(SendRecord& send) noexcept override {
     log_.note(send, true, send.payload.size());
     inner_.post(send);
@@ -24,20 +21,8 @@ class MessageLog::Listener final : public Transport {
     log_.note(recv, false, recv.sink.kind == Sink::Kind::into ? recv.sink.into.size() : recv.sink.limit);
     inner_.post(recv);
   }
-  void cancel(TransferRecord& record) noexcept override { inner_.cancel(record); }
-  void add_group(std::uint64_t group, std::span<const int> members) override {
-    inner_.add_group(group, members);
-  }
-  bool poll() noexcept override { return inner_.poll(); }
-  Time next_event() const override { return inner_.next_event(); }
-  void wait(Time until) noexcept override { inner_.wait(until); }
-  void wake() noexcept override { inner_.wake(); }
-  std::exception_ptr failure() const override { return inner_.failure(); }
-  void close(const std::string& reason) noexcept override { inner_.close(reason); }
-  TrafficCounters counters() const override { return inner_.counters(); }
 
  private:
-  Transport& inner_;
   MessageLog& log_;
 };
 

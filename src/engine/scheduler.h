@@ -9,14 +9,15 @@
 #include <map>
 #include <utility>
 
+#include "transports/decorator.h"
 #include "weft/engine.h"
 #include "weft/transport.h"
 
 namespace weft {
 
-class Scheduler final : public Transport, public SendObserver {
+class Scheduler final : public Decorator, public SendObserver {
  public:
-  Scheduler(Transport& inner, const EngineOptions& options) : inner_(inner), options_(options) {}
+  Scheduler(Transport& inner, const EngineOptions& options) : Decorator(inner), options_(options) {}
 
   void set_endpoint(const Endpoint& endpoint) { endpoint_ = &endpoint; }  // says how long a micro-op is
   // A blocking operation of this rank is known / has ended.
@@ -29,23 +30,9 @@ class Scheduler final : public Transport, public SendObserver {
   bool pump() noexcept;
   Time next_deadline() const;
 
-  std::string_view name() const override { return inner_.name(); }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  const Clock& clock() const override { return inner_.clock(); }
+  using Decorator::post;  // receives go straight through
   void post(SendRecord& send) noexcept override;
-  void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
   void cancel(TransferRecord& record) noexcept override;
-  void add_group(std::uint64_t group, std::span<const int> members) override {
-    inner_.add_group(group, members);
-  }
-  bool poll() noexcept override { return inner_.poll(); }
-  Time next_event() const override { return inner_.next_event(); }
-  void wait(Time until) noexcept override { inner_.wait(until); }
-  void wake() noexcept override { inner_.wake(); }
-  std::exception_ptr failure() const override { return inner_.failure(); }
-  void close(const std::string& reason) noexcept override { inner_.close(reason); }
-  TrafficCounters counters() const override { return inner_.counters(); }
   void sent(SendRecord& send) noexcept override;
 
  private:
@@ -63,7 +50,6 @@ class Scheduler final : public Transport, public SendObserver {
   void give_back_stalled(Time now);
   void start(SendRecord& send, Time now, bool aged);
 
-  Transport& inner_;
   const EngineOptions& options_;
   const Endpoint* endpoint_ = nullptr;
   std::map<std::pair<TrafficClass, int>, List>

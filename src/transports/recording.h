@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "weft/transport.h"
+#include "transports/decorator.h"
 
 namespace weft {
 
@@ -19,9 +19,9 @@ struct OperationTraffic {
   std::set<std::uint32_t> hops;  // that it sent or received at; the pieces of a hop count once
 };
 
-class RecordingTransport final : public Transport {
+class RecordingTransport final : public Decorator {
  public:
-  explicit RecordingTransport(Transport& inner) : inner_(inner) {}
+  using Decorator::Decorator;
 
   // Zeros if nothing of the operation was posted here.
   OperationTraffic traffic(std::uint64_t group, std::uint32_t slot, std::uint32_t step) const;
@@ -29,23 +29,8 @@ class RecordingTransport final : public Transport {
   OperationTraffic traffic(std::uint32_t slot, std::uint32_t step) const;
   void forget() { operations_.clear(); }
 
-  std::string_view name() const override { return inner_.name(); }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  const Clock& clock() const override { return inner_.clock(); }
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
-  void cancel(TransferRecord& record) noexcept override { inner_.cancel(record); }
-  void add_group(std::uint64_t group, std::span<const int> members) override {
-    inner_.add_group(group, members);
-  }
-  bool poll() noexcept override { return inner_.poll(); }
-  Time next_event() const override { return inner_.next_event(); }
-  void wait(Time until) noexcept override { inner_.wait(until); }
-  void wake() noexcept override { inner_.wake(); }
-  std::exception_ptr failure() const override { return inner_.failure(); }
-  void close(const std::string& reason) noexcept override { inner_.close(reason); }
-  TrafficCounters counters() const override { return inner_.counters(); }
 
  private:
   struct Key {
@@ -56,7 +41,6 @@ class RecordingTransport final : public Transport {
   };
   OperationTraffic& of(const Identity& id) { return operations_[{id.slot, id.step, id.group}]; }
 
-  Transport& inner_;
   std::map<Key, OperationTraffic> operations_;
 };
 
