@@ -186,6 +186,9 @@ class Transport {
   virtual void post(SendRecord& send) noexcept = 0;
   virtual void post(RecvRecord& recv) noexcept = 0;
   virtual void cancel(TransferRecord& record) noexcept = 0;
+  // Urgent traffic of this rank is under way. Until then (a time that is past ends it) a transport that can
+  // tell holds back less urgent messages that were posted and have not begun, except where somebody waits.
+  virtual void give_way(Time until) noexcept { static_cast<void>(until); }
 
   // A new group; called by all its members, in the same order for two groups that share members. `members`
   // are world ranks.

@@ -147,17 +147,22 @@ bool Scheduler::start_free(Time now) {
   return any;
 }
 
+// What is posted here no longer starts by itself; what the transport already has, it is told about.
+void Scheduler::hold_changes() {
+  was_held_ = held();
+  if (!options_.priority) return;
+  held_since_ = clock().now();
+  next_aging_ = later(held_since_, options_.hold_limit);
+  inner_.give_way(was_held_ ? next_aging_ : Time{0});
+}
+
 bool Scheduler::pump() noexcept {
+  if (held() != was_held_) hold_changes();
   if (queued_ == 0) {
     next_aging_ = kNever;
     return false;
   }
   const Time now = clock().now();
-  if (held() && !was_held_) {
-    held_since_ = now;
-    next_aging_ = later(now, options_.hold_limit);
-  }
-  was_held_ = held();
   give_back_stalled(now);
   return held() ? start_held(now) : start_free(now);
 }

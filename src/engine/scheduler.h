@@ -43,6 +43,7 @@ class Scheduler final : public Decorator, public SendObserver {
     void erase(SendRecord& send);
   };
   bool held() const { return blocking_ > 0 || holds_.load(std::memory_order_relaxed) > 0; }
+  void hold_changes();
   std::size_t window() const;
   Time stalled_at(const SendRecord& send) const;
   bool start_held(Time now);

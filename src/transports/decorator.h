@@ -16,6 +16,7 @@ class Decorator : public Transport {
   void post(SendRecord& send) noexcept override { inner_.post(send); }
   void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
   void cancel(TransferRecord& record) noexcept override { inner_.cancel(record); }
+  void give_way(Time until) noexcept override { inner_.give_way(until); }
   void add_group(std::uint64_t group, std::span<const int> members) override {
     inner_.add_group(group, members);
   }

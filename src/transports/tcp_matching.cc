@@ -19,8 +19,6 @@ constexpr std::size_t charge_of(std::uint64_t length) {
   return static_cast<std::size_t>(length) + wire::kFrameBytes;
 }
 
-constexpr Time kHold = 50ms;  // how long what is less urgent waits for what is more urgent
-
 constexpr std::size_t kMostRequests = 1 << 20;  // of one peer that wait here: only a hostile one has more
 
 [[noreturn]] void corrupt(int peer, const std::string& what) {
@@ -83,7 +81,6 @@ void TcpTransport::send_to(Peer& p, SendRecord& send) {
   if (eager) {
     p.credit_left -= charge_of(length);
     message.state = State::eager;
-    can_go(message);
     p.enqueue(message);
   } else if (before != nullptr && (before->state == State::eager || before->state == State::asking)) {
     message.state = State::asking;  // its request must not overtake them
@@ -103,26 +100,24 @@ void TcpTransport::begun(Outgoing& message) {
 }
 
 bool TcpTransport::may_begin(const Outgoing& message) {
-  const auto end = ready_.begin() + static_cast<std::ptrdiff_t>(message.traffic);
-  if (std::all_of(ready_.begin(), end, [](std::size_t n) { return n == 0; })) return true;
-  const Time now = clock_.now();
-  held_since_ = std::min(held_since_, now);
-  return now - held_since_ > kHold;
+  if (message.traffic == TrafficClass::blocking || gives_way_until_ == Time{0}) return true;
+  if (message.record != nullptr && message.record->operation.waited_for) return true;
+  return clock_.now() >= gives_way_until_;
 }
 
-void TcpTransport::has_gone(const Outgoing& message) {
-  if (--ready_[static_cast<std::size_t>(message.traffic)] == 0) release_held();
-}
-
-void TcpTransport::release_held() {
-  held_since_ = kNever;
+void TcpTransport::give_way(Time until) noexcept {
+  const bool over = until <= clock_.now();
+  gives_way_until_ = over ? Time{0} : until;
+  if (!over) {
+    next_tick_ = std::min(next_tick_, until);  // which looks at those that wait
+    return;
+  }
   for (const auto& p : peers_) {
     if (p != nullptr && p->gives_way()) touch(*p);
   }
 }
 
 void TcpTransport::sent(Outgoing& message) {
-  has_gone(message);
   if (message.record != nullptr) finish(*message.record);
   drop(message);
 }
@@ -138,7 +133,6 @@ void TcpTransport::granted(Peer& p, const wire::Frame& frame) {
     return;
   }
   message->state = Outgoing::State::granted;
-  can_go(*message);
   p.enqueue(*message);
   touch(p);
 }

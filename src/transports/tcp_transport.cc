@@ -281,7 +281,6 @@ void TcpTransport::end_sends(int peer, const std::exception_ptr& error) {
     SendRecord* record = body->record;
     if (p->open() && body->payload.size() > kLongestDetached) p->close();
     if (!p->open()) {
-      has_gone(*body);
       drop(*p->take_body());
     } else if (record != nullptr) {
       detach(*body);
@@ -290,8 +289,6 @@ void TcpTransport::end_sends(int peer, const std::exception_ptr& error) {
   }
   for (Outgoing* message : unsent) {
     SendRecord* record = message->record;
-    if (message->state == Outgoing::State::eager || message->state == Outgoing::State::granted)
-      has_gone(*message);
     drop(*message);
     if (record != nullptr) finish(*record, error);
   }

@@ -39,6 +39,7 @@ class TcpTransport final : public Transport, private PeerEvents {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
   void cancel(TransferRecord& record) noexcept override;
+  void give_way(Time until) noexcept override;
   bool poll() noexcept override;
   Time next_event() const override { return next_tick_; }
   void wait(Time until) noexcept override;
@@ -96,12 +97,6 @@ class TcpTransport final : public Transport, private PeerEvents {
   void landed(Peer& p, const wire::Frame& frame) override;
   bool may_begin(const Outgoing& message) override;
   void begun(Outgoing& message) override;
-  // Data that could be written now, by class: what is less urgent begins only when nothing more urgent is
-  // left at any peer, since all connections share one port. For a bounded time: a peer that does not take its
-  // data must not hold up the others.
-  void can_go(const Outgoing& message) { ++ready_[static_cast<std::size_t>(message.traffic)]; }
-  void has_gone(const Outgoing& message);
-  void release_held();
   void sent(Outgoing& message) override;
 
   const TcpOptions options_;
@@ -118,8 +113,7 @@ class TcpTransport final : public Transport, private PeerEvents {
   MatchTable<Incoming> arrived_;  // requested or waiting
   MatchTable<Incoming> granted_;
   Lanes lanes_;
-  std::array<std::size_t, 4> ready_{};
-  Time held_since_ = kNever;
+  Time gives_way_until_{};
   std::uint64_t sequence_ = 0;
   std::uint64_t progress_ = 0;
   TrafficCounters counters_;

@@ -60,7 +60,7 @@ inline void run(Transport& transport, std::function<Task<void>(Comm)> body, std:
   rank.rethrow();
 }
 
-class Mpi : public testing::Test {
+class Mpi : public ::testing::Test {
  protected:
   void SetUp() override { MPI_Barrier(MPI_COMM_WORLD); }
   void TearDown() override { MPI_Barrier(MPI_COMM_WORLD); }

@@ -6,42 +6,9 @@
 
 #include <atomic>
 #include <barrier>
-#include <cstdlib>
-#include <new>
 
+#include "counted_new.h"
 #include "tcp/tcp_job.h"
-
-namespace {
-std::atomic<std::uint64_t> allocations{0};
-[[maybe_unused]] void* counted(std::size_t bytes, std::size_t alignment) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  void* piece = alignment > 16
-                    ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
-                    : std::malloc(bytes);
-  if (piece == nullptr) throw std::bad_alloc();
-  return piece;
-}
-}  // namespace
-
-// ThreadSanitizer brings its own operator new, which cannot be replaced.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define WEFT_COUNTS_ALLOCATIONS 0
-#endif
-#endif
-#ifndef WEFT_COUNTS_ALLOCATIONS
-#define WEFT_COUNTS_ALLOCATIONS 1
-// NOLINTBEGIN(misc-new-delete-overloads): all forms that the library uses
-void* operator new(std::size_t bytes) { return counted(bytes, 0); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* piece) noexcept { std::free(piece); }
-void operator delete(void* piece, std::size_t) noexcept { std::free(piece); }
-void operator delete(void* piece, std::align_val_t) noexcept { std::free(piece); }
-void operator delete(void* piece, std::size_t, std::align_val_t) noexcept { std::free(piece); }
-// NOLINTEND(misc-new-delete-overloads)
-#endif
 
 namespace weft {
 namespace {
@@ -65,7 +32,7 @@ Task<void> exchange_rounds(Comm comm, std::span<std::byte> out, std::span<std::b
 }
 
 TEST(TcpSteady, NothingIsAllocatedPerMessage) {
-  if (WEFT_COUNTS_ALLOCATIONS == 0) GTEST_SKIP() << "this build cannot count allocations";
+  if (!testing::kCountsAllocations) GTEST_SKIP() << "this build cannot count allocations";
   for (const std::size_t eager_limit : {std::size_t{64 << 10}, std::size_t{0}}) {
     TcpOptions options = job_options(2);
     options.eager_limit = eager_limit;
@@ -80,22 +47,22 @@ TEST(TcpSteady, NothingIsAllocatedPerMessage) {
       bare.run();
       bare.start([&](Comm comm) { return exchange_rounds(comm, out, in, lengths, 200); }, 1);
       together.arrive_and_wait();
-      if (transport.rank() == 0) before = allocations.load();
+      if (transport.rank() == 0) before = testing::allocations();
       together.arrive_and_wait();
       testing::drive(transport, bare, 20s, [&] { return bare.done(); });
       together.arrive_and_wait();
-      if (transport.rank() == 0) after = allocations.load();
+      if (transport.rank() == 0) after = testing::allocations();
       together.arrive_and_wait();
       bare.rethrow();
     });
     // 2,800 messages. Growing a queue once more is not per message.
     EXPECT_LE(after - before, 8u) << "eager limit " << eager_limit;
   }
-  const std::uint64_t control = allocations.load();
+  const std::uint64_t control = testing::allocations();
   {
     const std::vector<int> one(1);
   }
-  EXPECT_GT(allocations.load(), control);  // the counter counts
+  EXPECT_GT(testing::allocations(), control);  // the counter counts
 }
 
 // The place of one short message among 96 long ones that were posted before it, as the receiver sees them.
@@ -143,6 +110,42 @@ TEST(TcpSteady, UrgentOvertakesWhatIsQueued) {
   EXPECT_LT(by_priority, 40);
   EXPECT_EQ(equal, 96);  // control: without priority it waits for all of them
   EXPECT_EQ(behind, 96);
+}
+
+// Seconds until rank 1 has a message that rank 0 posts while it gives way for 300 ms.
+double seconds_while_giving_way(TrafficClass traffic, bool waited_for, bool gives_way) {
+  double took = 0;
+  const std::vector<std::byte> data = pattern(1 << 20, 3);
+  run_ranks(job_options(2), [&](Transport& transport, BareRank& bare) {
+    Operation operation;
+    std::vector<std::byte> in(data.size());
+    bare.start([&](Comm comm) -> Task<void> {
+      operation.traffic = traffic;
+      operation.waited_for = waited_for;
+      operation.slot = 7;
+      operation.executor = &comm.endpoint().executor();
+      const Comm bound = comm.bound(operation);
+      const Time start = transport.clock().now();
+      if (comm.rank() == 0) {
+        if (gives_way) transport.give_way(start + 300ms);
+        co_await bound.send(1, 0, view(data));
+      } else {
+        co_await bound.recv(0, 0, std::span(in));
+        took = seconds(transport.clock().now() - start);
+      }
+    });
+    bare.run();
+  });
+  return took;
+}
+
+TEST(TcpSteady, WhatHasNotBegunGivesWayForABoundedTime) {
+  EXPECT_GT(seconds_while_giving_way(TrafficClass::gradient, false, true), 0.25);
+  EXPECT_LT(seconds_while_giving_way(TrafficClass::gradient, false, true), 1.0);
+  EXPECT_LT(seconds_while_giving_way(TrafficClass::gradient, true, true), 0.25);  // somebody waits for it
+  EXPECT_LT(seconds_while_giving_way(TrafficClass::blocking, false, true),
+            0.25);  // it is what others wait for
+  EXPECT_LT(seconds_while_giving_way(TrafficClass::gradient, false, false), 0.25);  // control
 }
 
 // Ranks may outnumber cores: who waits must sleep.

@@ -1,9 +1,11 @@
 // Pairwise all-to-all(-v), for long messages: at hop h every rank sends to rank + h + 1 and receives from
-// rank - h - 1. Each hop is a permutation, so no port is shared; a few hops are under way at once, so that
-// latencies overlap.
-//   Step 1  post the receive and the send of the next hops
+// rank - h - 1. Each hop is a permutation, so no port is shared. What is under way at once is counted in
+// micro-ops: long hops follow each other, and of short ones a few overlap, which hides their latencies.
+//   Step 1  post the receives and sends of the first micro-ops
 //   Step 2  copy the own part
-//   Step 3  await the oldest hop, post the next one
+//   Step 3  await the oldest micro-op each way, post the next
+// Nothing deadlocks, even where a send ends only when it is received: all ranks walk the same order (hop,
+// micro-op), and whoever waits at one place of it has posted everything up to there.
 // Rounds: size-1. Bytes sent by a rank: all but its own part, n (size-1)/size where parts are equal.
 #include "collectives/pieces.h"
 #include "collectives/registry.h"
@@ -13,56 +15,70 @@ namespace weft {
 
 namespace {
 
-constexpr int kHopsAhead = 4;  // as many as receives in pieces.h, for the same reason
+constexpr int kAhead = kReceivesAhead;  // micro-ops under way each way
 
-class Part {
+// The exchange as a series of steps: a micro-op to send and one to receive, as far as the hop has them.
+class Steps {
  public:
-  Part(const Exchange& exchange, std::size_t micro_op_bytes, const Comm& comm)
-      : exchange_(exchange), micro_op_bytes_(micro_op_bytes), rank_(comm.rank()), size_(comm.size()) {}
-  int to(int hop) const { return pairwise_to(rank_, size_, hop); }
-  int from(int hop) const { return pairwise_from(rank_, size_, hop); }
-  Pieces sent(int hop) const {
-    return {block_of(exchange_.send, exchange_.send_blocks, to(hop)), micro_op_bytes_};
+  Steps(const Exchange& exchange, std::size_t micro_op_bytes, const Comm& comm)
+      : exchange_(exchange), micro_op_bytes_(micro_op_bytes), rank_(comm.rank()), size_(comm.size()) {
+    enter();
   }
-  Pieces received(int hop) const {
-    return {block_of(exchange_.recv, exchange_.recv_blocks, from(hop)), micro_op_bytes_};
+  bool over() const { return hop_ == size_ - 1; }
+  std::uint32_t hop() const { return static_cast<std::uint32_t>(hop_); }
+  int to() const { return pairwise_to(rank_, size_, hop_); }
+  int from() const { return pairwise_from(rank_, size_, hop_); }
+  bool sends() const { return piece_ < out_.size(); }
+  bool receives() const { return piece_ < in_.size(); }
+  Dense out() const { return out_[piece_]; }
+  Dense in() const { return in_[piece_]; }
+  void next() {
+    ++piece_;
+    if (sends() || receives()) return;
+    ++hop_;
+    piece_ = 0;
+    enter();
   }
 
  private:
+  void enter() {
+    if (over()) return;
+    out_ = {block_of(exchange_.send, exchange_.send_blocks, to()), micro_op_bytes_};
+    in_ = {block_of(exchange_.recv, exchange_.recv_blocks, from()), micro_op_bytes_};
+  }
+
   const Exchange& exchange_;
   std::size_t micro_op_bytes_;
   int rank_;
   int size_;
+  int hop_ = 0;
+  std::int64_t piece_ = 0;
+  Pieces out_, in_;
 };
 
 }  // namespace
 
 Task<void> all_to_all_pairwise(Comm comm, Exchange exchange, std::size_t micro_op_bytes) {
-  const int hops = comm.size() - 1;
-  const Part part(exchange, micro_op_bytes, comm);
+  Steps posted(exchange, micro_op_bytes, comm);
   TransferQueue receives(comm);
   TransferQueue sends(comm);
-  int posted = 0;
   const auto post_next = [&] {
-    const auto number = static_cast<std::uint32_t>(posted);
-    const Pieces in = part.received(posted);
-    const Pieces out = part.sent(posted);
-    for (std::int64_t i = 0; i < in.size(); ++i) receives.add(comm.recv(part.from(posted), number, in[i]));
-    for (std::int64_t i = 0; i < out.size(); ++i) sends.add(comm.send(part.to(posted), number, out[i]));
-    ++posted;
+    if (posted.receives()) receives.add(comm.recv(posted.from(), posted.hop(), posted.in()));
+    if (posted.sends()) sends.add(comm.send(posted.to(), posted.hop(), posted.out()));
+    posted.next();
   };
 
   // Step 1
-  while (posted < std::min(hops, kHopsAhead)) post_next();
+  for (int i = 0; i < kAhead && !posted.over(); ++i) post_next();
   // Step 2
   const Dense own = block_of(exchange.send, exchange.send_blocks, comm.rank());
   const Dense place = block_of(exchange.recv, exchange.recv_blocks, comm.rank());
   co_await copy_bytes(comm, own.bytes(), place.bytes());
   // Step 3
-  for (int hop = 0; hop < hops; ++hop) {
-    for (std::int64_t left = part.received(hop).size(); left > 0; --left) co_await receives.next();
-    for (std::int64_t left = part.sent(hop).size(); left > 0; --left) co_await sends.next();
-    if (posted < hops) post_next();
+  for (Steps done(exchange, micro_op_bytes, comm); !done.over(); done.next()) {
+    if (done.receives()) co_await receives.next();
+    if (done.sends()) co_await sends.next();
+    if (!posted.over()) post_next();
   }
 }
 
