@@ -3,6 +3,7 @@
 // that residuals and thresholds are those of a training run.
 #include "bench_sparse.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -43,13 +44,19 @@ std::vector<SparseCase> make_cases(const BenchOptions& options) {
     throw UsageError("--length " + std::to_string(bench.length) + " at a byte scale of " +
                      number("%g", options.byte_scale) + " is no whole number of elements");
   }
+  if (bench.buckets > real) {
+    throw UsageError("--buckets " + std::to_string(bench.buckets) + " are more than the " +
+                     number("%.0f", real) + " elements");
+  }
   std::vector<SparseCase> cases;
+  std::uint32_t slot = 1;
   const auto add = [&](const SparseAlgorithm& row) {
     SparseCase c;
     c.row = &row;
     c.length = static_cast<std::int64_t>(real);
     c.k = entries_at(bench.density, c.length);
-    c.slot = static_cast<std::uint32_t>(cases.size()) + 1;
+    c.slot = slot;
+    slot += bench.buckets == 0 ? 1 : static_cast<std::uint32_t>(bench.buckets) + 2;
     cases.push_back(c);
   };
   for (const std::string& name : options.algorithms) add(find_sparse_algorithm(name));
@@ -59,11 +66,19 @@ std::vector<SparseCase> make_cases(const BenchOptions& options) {
   return cases;
 }
 
-// The formula is what is sent, not only a bound on it.
-bool is_exact(const BenchOptions& options, const SparseCase& c, const SparseShape& shape) {
-  const bool no_entries = c.row->entries(shape) == 0;
-  const bool bruck = c.row->name == "spardl" && shape.teams > 1 && !shape.recursive;
-  return c.row->exact && !bruck && (no_entries || options.sparse.codec == "coo");
+// What all operations have, or null where they differ.
+template <class Field>
+Json common(const SparseFormula& formula, const Field& field) {
+  const Json first = field(formula.operations.front());
+  for (const SparseFormula::Operation& operation : formula.operations) {
+    if (field(operation) != first) return nullptr;
+  }
+  return first;
+}
+
+Json gather_of(const SparseFormula::Operation& operation) {
+  if (operation.shape.teams == 1) return "none";
+  return operation.shape.recursive ? "r-sag" : "b-sag";
 }
 
 Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
@@ -85,10 +100,10 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
           {"codec", bench.codec},
           {"residual", name_of(bench.residual)},
           {"blocks", bench.blocks},
-          {"teams", m.shape.teams},
-          {"gather", m.shape.teams == 1  ? "none"
-                     : m.shape.recursive ? "r-sag"
-                                         : "b-sag"},
+          {"teams", common(m.formula, [](const auto& o) { return Json(o.shape.teams); })},
+          {"gather", common(m.formula, gather_of)},
+          {"buckets", bench.buckets > 0 ? Json(bench.buckets) : Json(nullptr)},
+          {"quotas", bench.buckets > 0 ? Json(name_of(bench.quotas)) : Json(nullptr)},
           {"threads", bench.threads},
           {"steps_before", bench.steps_before},
           {"bytes", scaled(4 * static_cast<double>(c.length))},
@@ -120,11 +135,11 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
       {"busbw_bytes_per_second", median > 0 ? bytes / median * 2 * (options.ranks - 1) / options.ranks : 0},
       {"wire_bytes_per_rank", scaled(wire_bytes)},
       {"wire_bytes_mean", mean * scale},
-      {"formula_bytes_per_rank", scaled(static_cast<double>(coo_bytes(*c.row, m.shape)))},
-      {"formula_is_bound", !is_exact(options, c, m.shape)},
+      {"formula_bytes_per_rank", scaled(median_of(m.formula_bytes))},
+      {"formula_is_bound", !m.formula.is_exact(options.sparse.codec)},
       {"rounds", m.rounds},
-      {"formula_rounds", c.row->rounds(m.shape)},
-      {"micro_op_bytes", scaled(static_cast<double>(m.shape.micro_op_bytes))},
+      {"formula_rounds", m.formula.rounds()},
+      {"micro_op_bytes", scaled(static_cast<double>(m.formula.operations[0].shape.micro_op_bytes))},
       {"link_bytes_per_second", options.link ? Json(options.link->bytes_per_second) : Json(nullptr)},
       {"latency_seconds", options.link ? Json(options.link->latency_seconds) : Json(nullptr)},
       {"ideal_seconds", has_ideal ? Json(ideal) : Json(nullptr)},
@@ -167,7 +182,12 @@ std::vector<std::string> head_text(const Json& row, const BenchOptions& options)
     what += " (rounded it would be 0; one is the least)";
   }
   what += "; residual " + std::string(name_of(options.sparse.residual)) + ", blocks " +
-          options.sparse.blocks + ", " + row["teams"].dump() + " team(s)";
+          options.sparse.blocks + ", " + (row["teams"].is_null() ? "various" : row["teams"].dump()) +
+          " team(s)";
+  if (options.sparse.buckets > 0) {
+    what += "; " + std::to_string(options.sparse.buckets) + " bucket(s), " +
+            std::string(name_of(options.sparse.quotas)) + " quotas";
+  }
   if (options.byte_scale != 1) what += "; each element counts as " + number("%g", options.byte_scale);
   std::vector<std::string> titles;
   for (const Column& column : kColumns) titles.emplace_back(column.title);
@@ -192,45 +212,57 @@ void print_legend(const BenchOptions& options) {
       "\nmedian, p99 of the slowest rank; select: of the busiest rank; wire: the same messages alone; "
       "bytes/rank: payload that\n"
       "the busiest rank sent, ! where it is not the formula's; <=: a bound; energy: at the chosen places, "
-      "over the most that so\n"
-      "many entries can hold (docs/measuring.md)");
+      "over that of the k\n"
+      "largest (docs/measuring.md)");
 }
 
 }  // namespace
 
-SparseOptions sparse_options(const SparseBench& bench, const SparseCase& c) {
-  SparseOptions options;
-  options.k = c.k;
-  options.algorithm = c.row->name;
-  options.codec = bench.codec;
-  options.blocks = bench.blocks;
-  options.residual = bench.residual;
-  options.teams = bench.teams;
-  options.gather = bench.gather;
-  options.threads = bench.threads;
-  return options;
+SparseFormula formula_of(const SparseVector& vector, int ranks, const LinkCost& link,
+                         std::size_t micro_op_bytes) {
+  SparseFormula formula;
+  for (const SparseVector::Part& part : vector.parts()) {
+    SparseShape shape;
+    shape.size = ranks;
+    shape.length = part.length;
+    shape.k = part.call.k;
+    shape.blocks = part.call.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
+    shape.link = link;
+    shape.micro_op_bytes = micro_op_bytes;
+    const bool power = std::has_single_bit(static_cast<unsigned>(part.call.teams));
+    TeamChoice teams{part.call.teams, part.call.gather == "r-sag" || (part.call.gather == "auto" && power)};
+    if (teams.teams == 0) teams = choose_teams(ranks, shape.length, shape.k, link);
+    shape.teams = teams.teams;
+    shape.recursive = teams.recursive;
+    formula.operations.push_back({&find_sparse_algorithm(part.call.algorithm), shape});
+  }
+  return formula;
 }
 
-SparseShape sparse_shape(const BenchOptions& options, const SparseCase& c, const LinkCost& link,
-                         std::size_t micro_op_bytes) {
-  const SparseBench& bench = options.sparse;
-  SparseShape shape;
-  shape.size = options.ranks;
-  shape.length = c.length;
-  shape.k = c.k;
-  shape.blocks = bench.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
-  shape.link = link;
-  shape.micro_op_bytes = micro_op_bytes;
-  if (bench.teams == 0) {
-    const TeamChoice choice = choose_teams(shape.size, shape.length, shape.k, link);
-    shape.teams = choice.teams;
-    shape.recursive = choice.recursive;
-    return shape;
-  }
-  const bool power = std::has_single_bit(static_cast<unsigned>(bench.teams));
-  shape.teams = bench.teams;
-  shape.recursive = bench.gather == "r-sag" || (bench.gather == "auto" && power);
-  return shape;
+double SparseFormula::bytes() const {
+  double sum = 0;
+  for (const Operation& o : operations) sum += static_cast<double>(coo_bytes(*o.row, o.shape));
+  return sum;
+}
+
+int SparseFormula::rounds() const {
+  int most = 0;
+  for (const Operation& o : operations) most = std::max(most, o.row->rounds(o.shape));
+  return most;
+}
+
+bool SparseFormula::is_exact(const std::string& codec) const {
+  if (operations.size() > 1) return false;  // the busiest rank of one is not that of another
+  const auto& [row, shape] = operations.front();
+  const bool no_entries = row->entries(shape) == 0;
+  const bool bruck = row->name == "spardl" && shape.teams > 1 && !shape.recursive;
+  return row->exact && !bruck && (no_entries || codec == "coo");
+}
+
+bool checks_topka(const BenchOptions& options, const SparseCase& c) {
+  constexpr std::int64_t kMost = 1 << 20;  // elements of all ranks together
+  return c.row->name == "topka" && options.sparse.buckets == 0 && c.length * options.ranks <= kMost &&
+         options.sparse.codec != "packed-bf16";
 }
 
 bool conserves(const SparseBench& bench, const SparseAlgorithm& row) {

@@ -1,6 +1,7 @@
 // A case of `weft bench sparse_allreduce` in virtual time: the wire alone, because computation takes none.
 #include <algorithm>
 #include <cmath>
+#include <deque>
 
 #include "bench_sparse.h"
 #include "sizes.h"
@@ -11,87 +12,79 @@ namespace {
 
 // All ranks of a case. Its memory outlives the engines.
 struct SparseJob {
-  SparseJob(const BenchOptions& o, const SparseCase& c)
-      : options(o), which(c), call(sparse_options(o.sparse, c)) {
-    for (int r = 0; r < o.ranks; ++r) {
-      gradients.emplace_back(static_cast<std::size_t>(c.length));
-      states.emplace_back(c.length);
-    }
-    results.resize(static_cast<std::size_t>(o.ranks));
-  }
-
   void draw_all(std::uint32_t step) {
-    for (std::size_t r = 0; r < gradients.size(); ++r) {
+    for (std::size_t r = 0; r < vectors.size(); ++r) {
       draw({.distribution = options.sparse.distribution,
             .seed = 1,
             .rank = static_cast<std::uint32_t>(r),
             .step = step},
-           gradients[r]);
+           vectors[r].gradient());
     }
   }
-  Task<void> run(const Comm& comm, int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    return sparse_all_reduce(comm, gradients[r], states[r], results[r], call);
-  }
-  bool commit() {
-    bool finite = true;
-    for (std::size_t r = 0; r < states.size(); ++r) {
-      finite = finite && results[r].finite();
-      if (results[r].finite())
-        states[r].commit();
-      else
-        states[r].roll_back();
-    }
-    return finite;
+  bool finish() {
+    bool committed = true;
+    for (SparseVector& vector : vectors) committed = vector.finish() && committed;
+    return committed;
   }
   bool same() const {
-    const double first = hash_of(results.front());
-    return std::all_of(results.begin(), results.end(),
-                       [&](const SparseResult& r) { return hash_of(r) == first; });
+    const double first = vectors.front().hash();
+    return std::all_of(vectors.begin(), vectors.end(),
+                       [&](const SparseVector& v) { return v.hash() == first; });
   }
-  void weigh_step(SparseMeasured& m);
+  void weigh_step(const std::vector<std::vector<float>>& put_in, SparseMeasured& m) const;
 
   const BenchOptions& options;
   const SparseCase& which;
-  SparseOptions call;
-  std::vector<std::vector<float>> gradients;
-  std::vector<SparseState> states;
-  std::vector<SparseResult> results;
+  std::deque<SparseVector> vectors;  // stay where they are: operations name them
 };
 
-// Before the commit.
-void SparseJob::weigh_step(SparseMeasured& m) {
+// After the commit; `put_in` is of each rank, from before it.
+void SparseJob::weigh_step(const std::vector<std::vector<float>>& put_in, SparseMeasured& m) const {
   const auto n = static_cast<std::size_t>(which.length);
   SparsePart part{std::vector<double>(n), std::vector<double>(n), std::vector<float>(n)};
   double largest = 0;
-  std::vector<std::vector<float>> of_rank;
-  const bool topka = which.row->name == "topka" && which.length * options.ranks <= kTopkaChecked &&
-                     options.sparse.codec != "packed-bf16";
-  for (std::size_t r = 0; r < states.size(); ++r) {
+  for (std::size_t r = 0; r < vectors.size(); ++r) {
+    const std::vector<float> left = vectors[r].residual();
     double mine = 0;
-    if (topka) of_rank.emplace_back(n);
     for (std::size_t i = 0; i < n; ++i) {
-      const float x = put_in(gradients[r], states[r].residual(), i);
-      mine = std::max(mine, std::abs(static_cast<double>(x)));
-      part.put_in[i] += static_cast<double>(x);
-      part.left[i] += static_cast<double>(states[r].work().staged[i]);
-      if (topka) of_rank.back()[i] = x;
+      const auto x = static_cast<double>(put_in[r][i]);
+      mine = std::max(mine, std::abs(x));
+      part.put_in[i] += x;
+      part.left[i] += static_cast<double>(left[i]);
     }
     largest += mine;
   }
-  results[0].for_each([&part](std::int64_t i, float v) { part.result[static_cast<std::size_t>(i)] = v; });
+  vectors[0].for_each([&part](std::int64_t i, float v) { part.result[static_cast<std::size_t>(i)] = v; });
   const auto alone = [](std::vector<double>&) {};
   m.worth = weigh(part, which.k, {.sum = alone, .max = alone});
   if (conserves(options.sparse, *which.row)) {
     m.correct = m.correct && m.worth->mass_error <= mass_tolerance(options.ranks, largest, *m.worth);
   }
-  if (topka) m.correct = m.correct && is_topka(of_rank, which.k, results[0]);
+  if (checks_topka(options, which)) m.correct = m.correct && is_topka(put_in, which.k, part.result);
+}
+
+// Of the busiest rank.
+void count_step(const SparseJob& job, const std::vector<RecordingTransport*>& recorders, SparseMeasured& m,
+                std::vector<double>& rounds) {
+  double bytes = 0;
+  std::size_t hops = 0;
+  for (const RecordingTransport* recorder : recorders) {
+    double mine = 0;
+    for (const SparseVector::Part& part : job.vectors[0].parts()) {
+      const OperationTraffic traffic = recorder->traffic(part.slot, part.step);
+      mine += static_cast<double>(traffic.payload_bytes_sent);
+      hops = std::max(hops, traffic.hops.size());
+    }
+    bytes = std::max(bytes, mine);
+  }
+  m.bytes.push_back(bytes);
+  rounds.push_back(static_cast<double>(hops));
 }
 
 }  // namespace
 
 SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c) {
-  SparseJob job(options, c);
+  SparseJob job{options, c, {}};
   std::vector<RecordingTransport*> recorders;
   SimRanksOptions sim = sim_options(options);
   sim.decorate = [&recorders](Transport& inner) {
@@ -100,6 +93,8 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
     return recorder;
   };
   SimRanks ranks(sim);
+  for (int r = 0; r < options.ranks; ++r) job.vectors.emplace_back(options.sparse, c, ranks.engine(r));
+  const Endpoint& endpoint = ranks.engine(0).endpoint();
   SparseMeasured m;
   SubmitOptions submit;
   submit.name = "sparse_allreduce";
@@ -110,39 +105,36 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
   for (int i = -before; i < iterations; ++i) {
     submit.step = static_cast<std::uint32_t>(i + before);
     job.draw_all(submit.step);
-    const Time took = ranks.run(submit, [&job](const Comm& comm, int r) { return job.run(comm, r); });
-    if (options.spoil) {
-      for (Entries& block : job.results[0].contents().blocks) {
-        if (!block.values.empty()) block.values[0] += 1;
-      }
-      if (job.results[0].contents().is_dense) job.results[0].contents().dense[0] += 1;
+    std::vector<std::vector<float>> put_in;
+    if (i == 0 && options.sparse.check) {
+      for (const SparseVector& vector : job.vectors) put_in.push_back(vector.put_in());
     }
+    const Time took = ranks.run(submit, [&](const Comm& comm, int r) {
+      return job.vectors[static_cast<std::size_t>(r)].run(comm, submit.step);
+    });
+    if (options.spoil) job.vectors[0].spoil();
     if (i >= 0) {
-      OperationTraffic most;
-      for (const RecordingTransport* recorder : recorders) {
-        const OperationTraffic traffic = recorder->traffic(c.slot, submit.step);
-        most.payload_bytes_sent = std::max(most.payload_bytes_sent, traffic.payload_bytes_sent);
-        if (traffic.hops.size() > most.hops.size()) most.hops = traffic.hops;
-      }
       m.seconds.push_back(seconds(took));
-      m.bytes.push_back(static_cast<double>(most.payload_bytes_sent));
-      rounds.push_back(static_cast<double>(most.hops.size()));
+      count_step(job, recorders, m, rounds);
+      m.formula = formula_of(job.vectors[0], options.ranks, endpoint.cost(), endpoint.micro_op_bytes());
+      m.formula_bytes.push_back(m.formula.bytes());
       m.correct = m.correct && job.same();
-      if (i == 0 && options.sparse.check && job.results[0].finite()) job.weigh_step(m);
     }
-    m.correct = job.commit() && m.correct;
+    const bool committed = job.finish();
+    m.correct = m.correct && committed;
+    if (committed && !put_in.empty()) job.weigh_step(put_in, m);
   }
   m.wire = m.seconds;
   m.rounds = static_cast<int>(median_of(rounds));
-  m.entries_out = static_cast<double>(job.results[0].num_entries());
+  m.entries_out = static_cast<double>(job.vectors[0].num_entries());
   double entries = 0, bytes = 0;
-  for (const SparseResult& result : job.results) {
-    entries += static_cast<double>(result.entries_sent());
-    bytes += static_cast<double>(result.entry_bytes_sent());
+  for (const SparseVector& vector : job.vectors) {
+    for (const SparseVector::Part& part : vector.parts()) {
+      entries += static_cast<double>(part.result->entries_sent());
+      bytes += static_cast<double>(part.result->entry_bytes_sent());
+    }
   }
   m.bytes_per_entry = entries > 0 ? bytes / entries : 0;
-  const Endpoint& endpoint = ranks.engine(0).endpoint();
-  m.shape = sparse_shape(options, c, endpoint.cost(), endpoint.micro_op_bytes());
   return m;
 }
 

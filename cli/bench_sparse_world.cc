@@ -24,38 +24,43 @@ class SparseRank {
         options_(options),
         case_(c),
         rank_(rank),
-        call_(sparse_options(options.sparse, c)),
-        gradient_(static_cast<std::size_t>(c.length)),
-        state_(c.length) {}
+        vector_(options.sparse, c, rank.world.engine()) {}
 
   SparseMeasured measure() {
-    for (int i = 0; i < bench_.steps_before; ++i) step(false);
-    std::vector<double> last(1, seconds_.empty() ? kSecondsPerCase : seconds_.back());
-    largest_of_ranks(rank_.world, last);
-    const double fits = std::min<double>(kMost, kSecondsPerCase / std::max(last[0], 1e-9));
+    Took last{.seconds = kSecondsPerCase};
+    for (int i = 0; i < bench_.steps_before; ++i) last = step(false);
+    std::vector<double> slowest(1, last.seconds);
+    largest_of_ranks(rank_.world, slowest);
+    const double fits = std::min<double>(kMost, kSecondsPerCase / std::max(slowest[0], 1e-9));
     const int iterations =
         options_.iterations > 0 ? options_.iterations : std::max(kFewest, static_cast<int>(fits));
-    seconds_.clear();
-    select_.clear();
-    const std::uint32_t first = step_;
-    for (int i = 0; i < iterations; ++i) step(bench_.check && i == 0);
-    look(first);
-    const MessageLog log = record();
-    replay_all(log, std::clamp(iterations, kReplaysAtLeast, kReplaysAtMost));
+    for (int i = 0; i < iterations; ++i) {
+      const Took took = step(bench_.check && i == 0);
+      seconds_.push_back(took.seconds);
+      select_.push_back(took.select);
+      look();
+    }
+    replay_all(record(), std::clamp(iterations, kReplaysAtLeast, kReplaysAtMost));
     return agree();
   }
 
  private:
-  // New data; ends when all ranks have theirs. Two barriers: on a busy machine a thread that has just
-  // computed for long is late to wake up from the first, and its peers' clocks would run.
-  void begin_step() {
+  struct Took {
+    double seconds = 0, select = 0;  // of this rank
+  };
+
+  // Two barriers: on a busy machine a thread that has just computed for long is late to wake up from the
+  // first, and its peers' clocks would run.
+  void wait_for_all() {
+    rank_.world.barrier();
+    rank_.world.barrier();
+  }
+  void draw_step() {
     draw({.distribution = bench_.distribution,
           .seed = 1,
           .rank = static_cast<std::uint32_t>(rank_.world.rank()),
           .step = step_},
-         gradient_);
-    rank_.world.barrier();
-    rank_.world.barrier();
+         vector_.gradient());
   }
   SubmitOptions submission() {
     SubmitOptions options;
@@ -65,34 +70,23 @@ class SparseRank {
     options.timeout = kTimeout;
     return options;
   }
-  void end_step() {
-    ++step_;
-    correct_ = correct_ && result_.finite();
-    if (result_.finite())
-      state_.commit();
-    else
-      state_.roll_back();
-  }
 
-  void step(bool weighed) {
-    begin_step();
+  Took step(bool weighed) {
+    draw_step();
+    const std::vector<float> put_in = weighed ? vector_.put_in() : std::vector<float>();
+    wait_for_all();
     const SubmitOptions options = submission();
     const Time start = clock_.now();
-    rank_.world.run(options,
-                    [this](Comm comm) { return sparse_all_reduce(comm, gradient_, state_, result_, call_); });
-    seconds_.push_back(seconds(clock_.now() - start));
-    select_.push_back(result_.select_seconds());
-    if (options_.spoil && rank_.world.rank() == 0) spoil();
-    hashes_.push_back(hash_of(result_));
-    if (weighed && result_.finite()) weigh_step();
-    end_step();
-  }
-  void spoil() {
-    SparseResult::Contents& contents = result_.contents();
-    if (contents.is_dense && !contents.dense.empty()) contents.dense[0] += 1;
-    for (Entries& block : contents.blocks) {
-      if (!block.values.empty()) block.values[0] += 1;
-    }
+    rank_.world.run(options, [this](Comm comm) { return vector_.run(comm, step_); });
+    Took took{.seconds = seconds(clock_.now() - start)};
+    for (const SparseVector::Part& part : vector_.parts()) took.select += part.result->select_seconds();
+    if (options_.spoil && rank_.world.rank() == 0) vector_.spoil();
+    hashes_.push_back(vector_.hash());
+    ++step_;
+    const bool committed = vector_.finish();
+    correct_ = correct_ && committed;
+    if (weighed && committed) weigh_step(put_in);
+    return took;
   }
 
   OverRanks over_ranks() {
@@ -101,43 +95,38 @@ class SparseRank {
             .max = [&world](std::vector<double>& v) { largest_of_ranks(world, v); }};
   }
 
-  // Before the commit: the old residual is still there, the new one is staged.
-  void weigh_step() {
-    const std::span<const float> residual = state_.residual();
-    const std::span<const float> staged = state_.work().staged;
+  void weigh_step(const std::vector<float>& put_in) {
+    const std::vector<float> left = vector_.residual();
     SparsePart part;
     std::vector<double> largest(1);
+    for (const float x : put_in) largest[0] = std::max(largest[0], std::abs(static_cast<double>(x)));
     for (std::int64_t first = 0; first < case_.length; first += kChunk) {
       const std::int64_t count = std::min(kChunk, case_.length - first);
-      const auto at = [first](std::int64_t i) { return static_cast<std::size_t>(first + i); };
-      const auto in = [&](std::int64_t i) { return static_cast<double>(put_in(gradient_, residual, at(i))); };
-      for (std::int64_t i = 0; i < count; ++i) largest[0] = std::max(largest[0], std::abs(in(i)));
-      sum_chunk(count, in, part.put_in);
-      sum_chunk(count, [&](std::int64_t i) { return static_cast<double>(staged[at(i)]); }, part.left);
+      const auto chunk = [&](const std::vector<float>& v) {
+        return std::span(v).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+      };
+      sum_chunk(chunk(put_in), part.put_in);
+      sum_chunk(chunk(left), part.left);
     }
     part.result.resize(part.put_in.size());
     place_result(part.result);
     const OverRanks over = over_ranks();
     over.sum(largest);
     worth_ = weigh(part, case_.k, over);
-    const int size = rank_.world.size();
     if (conserves(bench_, *case_.row)) {
-      correct_ = correct_ && worth_->mass_error <= mass_tolerance(size, largest[0], *worth_);
+      correct_ = correct_ && worth_->mass_error <= mass_tolerance(rank_.world.size(), largest[0], *worth_);
     }
-    if (case_.row->name == "topka" && case_.length * size <= kTopkaChecked && bench_.codec != "packed-bf16") {
-      correct_ = correct_ && compare_topka();
-    }
+    if (checks_topka(options_, case_)) correct_ = correct_ && compare_topka(put_in);
   }
   // Appends this rank's block of the sum.
-  template <class Value>
-  void sum_chunk(std::int64_t count, const Value& value, std::vector<double>& out) {
-    chunk_.resize(static_cast<std::size_t>(count));
-    for (std::int64_t i = 0; i < count; ++i) chunk_[static_cast<std::size_t>(i)] = value(i);
+  void sum_chunk(std::span<const float> values, std::vector<double>& out) {
+    chunk_.assign(values.begin(), values.end());
     SubmitOptions options;
     options.name = "check";
     options.timeout = kTimeout;
     rank_.world.run(options, [this](Comm comm) { return reduce_scatter(comm, Dense(std::span(chunk_))); });
-    const BlockRange own = block_of(count, rank_.world.size(), rank_.world.rank());
+    const BlockRange own =
+        block_of(static_cast<std::int64_t>(values.size()), rank_.world.size(), rank_.world.rank());
     const auto begin = chunk_.begin() + own.first;
     out.insert(out.end(), begin, begin + own.count);
   }
@@ -147,20 +136,19 @@ class SparseRank {
     const BlockRange whole = block_of(std::min(kChunk, case_.length), size, me);
     const std::int64_t last = case_.length / kChunk;  // chunk that may be shorter
     const BlockRange rest = block_of(case_.length % kChunk, size, me);
-    result_.for_each([&](std::int64_t index, float value) {
+    vector_.for_each([&](std::int64_t index, float value) {
       const std::int64_t chunk = index / kChunk, local = index % kChunk;
       const BlockRange& own = chunk == last ? rest : whole;
       if (local < own.first || local >= own.first + own.count) return;
       out[static_cast<std::size_t>(chunk * whole.count + local - own.first)] = value;
     });
   }
-  bool compare_topka() {
-    const auto n = static_cast<std::size_t>(case_.length);
+  bool compare_topka(const std::vector<float>& put_in) {
+    const std::size_t n = put_in.size();
     const auto size = static_cast<std::size_t>(rank_.world.size());
     std::vector<float> all(n * size);
-    for (std::size_t i = 0; i < n; ++i) {
-      all[static_cast<std::size_t>(rank_.world.rank()) * n + i] = put_in(gradient_, state_.residual(), i);
-    }
+    std::copy(put_in.begin(), put_in.end(),
+              all.begin() + static_cast<std::ptrdiff_t>(n) * rank_.world.rank());
     SubmitOptions options;
     options.name = "check";
     rank_.world.run(options, [&all](Comm comm) { return all_gather(comm, Dense(std::span(all))); });
@@ -169,57 +157,74 @@ class SparseRank {
       const auto begin = all.begin() + static_cast<std::ptrdiff_t>(r * n);
       of_rank.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(n));
     }
-    return is_topka(of_rank, case_.k, result_);
+    std::vector<float> result(n);
+    vector_.for_each([&](std::int64_t i, float value) { result[static_cast<std::size_t>(i)] = value; });
+    return is_topka(of_rank, case_.k, result);
   }
 
-  // What the engine's thread knows of the measured steps; it alone may look.
-  void look(std::uint32_t first) {
+  // What the engine's thread knows of the last step; it alone may look.
+  void look() {
     SubmitOptions options;
     options.name = "look";
     options.slot = 0;  // it sends nothing, so any will do
-    const auto read = [](Comm comm, SparseRank& run, std::uint32_t from) -> Task<void> {
-      for (std::uint32_t s = from; s < run.step_; ++s) {
-        const OperationTraffic traffic = run.rank_.recorder.traffic(run.case_.slot, s);
-        run.bytes_.push_back(static_cast<double>(traffic.payload_bytes_sent));
-        run.rounds_.push_back(static_cast<double>(traffic.hops.size()));
+    const auto read = [](Comm comm, SparseRank& run) -> Task<void> {
+      double bytes = 0;
+      std::size_t rounds = 0;
+      for (const SparseVector::Part& part : run.vector_.parts()) {
+        const OperationTraffic traffic = run.rank_.recorder.traffic(part.slot, part.step);
+        bytes += static_cast<double>(traffic.payload_bytes_sent);
+        rounds = std::max(rounds, traffic.hops.size());
       }
+      run.bytes_.push_back(bytes);
+      run.rounds_.push_back(static_cast<double>(rounds));
       run.rank_.recorder.forget();
-      run.shape_ = sparse_shape(run.options_, run.case_, comm.cost(), comm.micro_op_bytes());
+      run.formula_ = formula_of(run.vector_, comm.size(), comm.cost(), comm.micro_op_bytes());
       co_return;
     };
-    rank_.world.run(options, [&](Comm comm) { return read(comm, *this, first); });
-    entries_out_ = static_cast<double>(result_.num_entries());
-    sent_ = {static_cast<double>(result_.entries_sent()), static_cast<double>(result_.entry_bytes_sent())};
+    rank_.world.run(options, [&](Comm comm) { return read(comm, *this); });
+    formula_bytes_.push_back(formula_.bytes());
+    entries_out_ = static_cast<double>(vector_.num_entries());
+    sent_.assign(2, 0);
+    for (const SparseVector::Part& part : vector_.parts()) {
+      sent_[0] += static_cast<double>(part.result->entries_sent());
+      sent_[1] += static_cast<double>(part.result->entry_bytes_sent());
+    }
   }
 
-  // Two steps, of which the one with fewer bytes is kept: oktopk's steps are of two kinds, and the one that
-  // evaluates thresholds is rare.
-  MessageLog record() {
-    MessageLog logs[2];
+  // Of two steps the one with fewer bytes: oktopk's steps are of two kinds, and the one that evaluates
+  // thresholds is rare.
+  std::vector<MessageLog> record() {
+    std::vector<MessageLog> logs[2];
     std::vector<double> bytes(2);
-    for (int i = 0; i < 2; ++i) {
-      MessageLog& log = logs[i];
-      begin_step();
-      rank_.world.run(submission(), [this, &log](Comm comm) {
-        return log.record(
-            comm, [this](Comm inner) { return sparse_all_reduce(inner, gradient_, state_, result_, call_); });
-      });
-      for (const MessageLog::Posted& p : log.posted())
-        bytes[static_cast<std::size_t>(i)] += p.send ? static_cast<double>(p.bytes) : 0;
-      end_step();
+    for (std::size_t i = 0; i < 2; ++i) {
+      draw_step();
+      wait_for_all();
+      rank_.world.run(submission(), [this, &log = logs[i]](Comm comm) { return vector_.record(comm, log); });
+      for (const MessageLog& log : logs[i]) {
+        for (const MessageLog::Posted& p : log.posted())
+          bytes[i] += p.send ? static_cast<double>(p.bytes) : 0;
+      }
+      ++step_;
+      step(false);
     }
     largest_of_ranks(rank_.world, bytes);
     return std::move(logs[bytes[1] < bytes[0] ? 1 : 0]);
   }
-  void replay_all(const MessageLog& log, int times) {
-    const std::vector<std::byte> payload(log.longest());
+  void replay_all(const std::vector<MessageLog>& logs, int times) {
+    std::size_t longest = 0;
+    for (const MessageLog& log : logs) longest = std::max(longest, log.longest());
+    const std::vector<std::byte> payload(longest);
+    const std::function<Task<void>(Comm, std::size_t)> one = [&](Comm comm, std::size_t i) {
+      return replay(comm, logs[i], payload);
+    };
     SubmitOptions options;
     options.name = "wire";
     options.timeout = kTimeout;
     for (int i = -1; i < times; ++i) {
       rank_.world.barrier();
       const Time start = clock_.now();
-      rank_.world.run(options, [&](Comm comm) { return replay(comm, log, payload); });
+      rank_.world.run(options,
+                      [&](Comm comm) { return together(comm, rank_.world.engine(), logs.size(), one); });
       if (i >= 0) wire_.push_back(seconds(clock_.now() - start));
     }
   }
@@ -231,6 +236,7 @@ class SparseRank {
     m.select = select_;
     m.wire = wire_;
     m.bytes = bytes_;
+    m.formula_bytes = formula_bytes_;
     for (std::vector<double>* values : {&m.seconds, &m.select, &m.wire, &m.bytes, &rounds_})
       largest_of_ranks(world, *values);
     world.all_reduce(std::span(sent_));
@@ -245,7 +251,7 @@ class SparseRank {
     m.entries_out = entries_out_;
     m.bytes_per_entry = sent_[0] > 0 ? sent_[1] / sent_[0] : 0;
     m.worth = worth_;
-    m.shape = shape_;
+    m.formula = formula_;
     return m;
   }
 
@@ -253,17 +259,14 @@ class SparseRank {
   const BenchOptions& options_;
   const SparseCase& case_;
   const BenchRank& rank_;
-  SparseOptions call_;
   SteadyClock clock_;
-  std::vector<float> gradient_;
-  SparseState state_;
-  SparseResult result_;
+  SparseVector vector_;
   std::uint32_t step_ = 0;
-  std::vector<double> seconds_, select_, wire_, bytes_, rounds_, hashes_;
+  std::vector<double> seconds_, select_, wire_, bytes_, formula_bytes_, rounds_, hashes_;
   double entries_out_ = 0;
   std::vector<double> sent_;  // entries and their bytes, last step
   std::optional<SparseWorth> worth_;
-  SparseShape shape_;
+  SparseFormula formula_;
   std::vector<double> chunk_;
   bool correct_ = true;
 };

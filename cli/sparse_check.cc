@@ -1,12 +1,10 @@
 #include "sparse_check.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <numeric>
 
 #include "kernels/select.h"
-#include "weft/identity.h"
 
 namespace weft::cli {
 
@@ -59,20 +57,18 @@ double top_energy(const SparsePart& part, double wanted, const OverRanks& over) 
 }  // namespace
 
 SparseWorth weigh(const SparsePart& part, std::int64_t k, const OverRanks& over) {
-  std::vector<double> sums(3);   // chosen energy, whole energy, chosen elements
+  std::vector<double> sums(2);   // chosen energy, whole energy
   std::vector<double> worst(2);  // lost mass, largest sum
   for (std::size_t i = 0; i < part.put_in.size(); ++i) {
     const double x = part.put_in[i];
-    const bool chosen = part.result[i] != 0;
-    sums[0] += chosen ? x * x : 0;
+    sums[0] += part.result[i] != 0 ? x * x : 0;
     sums[1] += x * x;
-    sums[2] += chosen ? 1 : 0;
     worst[0] = std::max(worst[0], std::abs(x - static_cast<double>(part.result[i]) - part.left[i]));
     worst[1] = std::max(worst[1], std::abs(x));
   }
   over.sum(sums);
   over.max(worst);
-  const double best = top_energy(part, std::max(static_cast<double>(k), sums[2]), over);
+  const double best = top_energy(part, static_cast<double>(k), over);
   SparseWorth worth;
   worth.captured_energy = best > 0 ? sums[0] / best : 1;
   worth.energy_share = sums[1] > 0 ? sums[0] / sums[1] : 1;
@@ -81,17 +77,10 @@ SparseWorth weigh(const SparsePart& part, std::int64_t k, const OverRanks& over)
   return worth;
 }
 
-double hash_of(const SparseResult& result) {
-  std::uint64_t hash = 0;
-  result.for_each([&hash](std::int64_t index, float value) {
-    hash += mix(static_cast<std::uint64_t>(index) << 32 ^ std::bit_cast<std::uint32_t>(value));
-  });
-  return static_cast<double>(hash >> 12);
-}
-
-bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k, const SparseResult& result) {
+bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k,
+              const std::vector<float>& result) {
   const std::size_t n = put_in.front().size();
-  std::vector<float> expected(n), actual(n);
+  std::vector<float> expected(n);
   std::vector<std::uint32_t> order(n);
   for (const std::vector<float>& mine : put_in) {
     std::iota(order.begin(), order.end(), 0u);
@@ -103,9 +92,7 @@ bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k, con
     std::partial_sort(order.begin(), end, order.end(), larger);
     for (auto it = order.begin(); it != end; ++it) expected[*it] += mine[*it];
   }
-  result.for_each(
-      [&actual](std::int64_t index, float value) { actual[static_cast<std::size_t>(index)] = value; });
-  return expected == actual;
+  return expected == result;
 }
 
 }  // namespace weft::cli

@@ -5,8 +5,6 @@
 #include <functional>
 #include <vector>
 
-#include "weft/sparse.h"
-
 namespace weft::cli {
 
 // Some elements of the vector, in any order; each element of the vector is in one rank's part.
@@ -17,7 +15,7 @@ struct SparsePart {
 };
 
 struct SparseWorth {
-  double captured_energy = 0;
+  double captured_energy = 0;  // above 1 where more than k entries were chosen
   double energy_share = 0;
   double mass_error = 0;   // relative to
   double largest_sum = 0;  // of what was put in
@@ -31,11 +29,9 @@ struct OverRanks {
 // `k` as in the call.
 SparseWorth weigh(const SparsePart& part, std::int64_t k, const OverRanks& over);
 
-// The same number for the same entries in any order; 52 bits.
-double hash_of(const SparseResult& result);
-
 // What topka must give: each rank's k largest (then lower index) added in rank order. False if `result` is
 // another. For lossless codecs.
-bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k, const SparseResult& result);
+bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k,
+              const std::vector<float>& result);
 
 }  // namespace weft::cli

@@ -12,6 +12,8 @@ namespace weft::cli {
 
 namespace {
 
+constexpr std::int64_t kMostBuckets = 65536;  // an operation each, in flight at once
+
 std::string one_of(const std::string& flag, const std::string& value,
                    std::initializer_list<const char*> known) {
   std::string list;
@@ -34,6 +36,21 @@ void check_teams(const SparseBench& bench, int ranks) {
   }
 }
 
+void take_buckets(const TypedSparse& typed, SparseBench& bench) {
+  if (!typed.quotas.empty()) bench.quotas = quota_kind_of(typed.quotas);
+  if (!typed.buckets) {
+    if (!typed.quotas.empty()) throw UsageError("--quotas are those of --buckets, which are not given");
+    return;
+  }
+  const std::int64_t buckets = *typed.buckets;
+  if (buckets < 1 || buckets > kMostBuckets) {
+    throw UsageError("--buckets must be 1 to " + std::to_string(kMostBuckets) + ", not " +
+                     std::to_string(buckets));
+  }
+  if (typed.crossover) throw UsageError("--crossover is for one vector, without --buckets");
+  bench.buckets = static_cast<int>(buckets);
+}
+
 }  // namespace
 
 void add_sparse_options(CLI::App& verb, TypedSparse& typed) {
@@ -49,6 +66,8 @@ void add_sparse_options(CLI::App& verb, TypedSparse& typed) {
   option("--codec", typed.codec, "coo, packed (default), packed-bf16");
   option("--residual", typed.residual, "gres (default), pres, lres, drop");
   option("--blocks", typed.blocks, "dealt (default), contiguous");
+  option("--buckets", typed.buckets, "cut into so many, in flight together through the data-parallel layer");
+  option("--quotas", typed.quotas, "of the buckets: adaptive (default), proportional");
   option("--threads", typed.threads, "of the selection, a rank (default 1)");
   option("--steps-before", typed.steps_before,
          "steps that settle the state, not measured (default 3; oktopk: 70)");
@@ -90,6 +109,7 @@ SparseBench checked(const TypedSparse& typed, int ranks) {
   bench.check = !typed.no_check;
   bench.crossover = typed.crossover;
   check_teams(bench, ranks);
+  take_buckets(typed, bench);
   return bench;
 }
 

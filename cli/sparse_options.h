@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "data_parallel/quotas.h"
 #include "weft/sparse.h"
 #include "workload/distributions.h"
 
@@ -25,6 +27,8 @@ struct SparseBench {
   int teams = 0;
   int threads = 1;
   int steps_before = 3;
+  int buckets = 0;  // 0: one operation, without the data-parallel layer
+  QuotaKind quotas = QuotaKind::adaptive;
   bool check = true;
   bool crossover = false;
 };
@@ -34,8 +38,9 @@ struct TypedSparse {
   std::int64_t length = std::int64_t{1} << 20;
   double density = 0.01;
   std::string distribution = "gaussian", codec = "packed", blocks = "dealt", gather = "auto",
-              residual = "gres";
+              residual = "gres", quotas;
   int teams = 0, threads = 1, steps_before = 3;
+  std::optional<std::int64_t> buckets;
   bool no_check = false, crossover = false;
   std::vector<CLI::Option*> flags;  // of this family alone
 };

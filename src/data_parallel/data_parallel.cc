@@ -159,6 +159,7 @@ void DataParallel::lay_out() {
     run->options.blocks = options_.blocks;
     run->options.residual = options_.residual;
     run->options.teams = options_.teams;
+    run->options.gather = options_.gather;
     run->options.threads = options_.threads;
     runs_.push_back(std::move(run));
   }
@@ -398,6 +399,10 @@ void DataParallel::load(const StateSnapshot& snapshot) {
 
 const SparseResult& DataParallel::result(int bucket) const {
   return runs_[static_cast<std::size_t>(bucket)]->result;
+}
+
+const SparseOptions& DataParallel::call(int bucket) const {
+  return runs_[static_cast<std::size_t>(bucket)]->options;
 }
 
 }  // namespace weft

@@ -1,12 +1,12 @@
 // Data parallel: gradients are summed over the ranks in buckets, while backward still runs.
 //
 //   DataParallel dp(engine, engine.world(), parameters, options);
-//   loop:
-//     dp.gradient_ready(parameter, span);      // as backward produces them, in any order, another on each
-//     rank dp.step_end();                           // parameters that got no gradient count as zeros for
-//     (const Ticket& t : dp.tickets()) t.wait();       // or co_await t, or do something else const
-//     StepResult result = dp.finish(); if (result.committed) dp.copy_to(outputs);           // else
-//     result.text says which gradients are to blame
+//   for each step:
+//     dp.gradient_ready(parameter, span);  // as backward produces them, in an order of each rank's own
+//     dp.step_end();                       // parameters that got no gradient count as zeros
+//     for (const Ticket& t : dp.tickets()) t.wait();  // or co_await t, or do something else
+//     const StepResult result = dp.finish();
+//     if (result.committed) dp.copy_to(outputs);  // else result.text says which gradients are to blame
 //
 // A bucket is submitted when its last gradient is there: slot = first_slot + 1 + its index, priority = its
 // place in the next forward. Ranks may complete buckets in any order: their identities are the same
@@ -50,6 +50,7 @@ struct DataParallelOptions {
   std::string blocks = "dealt";
   ResidualRule residual = ResidualRule::gres;
   int teams = 0;
+  std::string gather = "auto";
   QuotaKind quotas = QuotaKind::adaptive;
   BucketOptions buckets;
   double divisor = 0;  // 0: the size of the group
@@ -107,6 +108,9 @@ class DataParallel {
   // Of each bucket in this step; a dense one has all its elements.
   const std::vector<std::int64_t>& quotas() const { return quotas_; }
   const SparseResult& result(int bucket) const;
+  // The operation of a bucket in the last step: its call, and the step of its identity (until finish()).
+  const SparseOptions& call(int bucket) const;
+  std::uint32_t operation_step() const { return attempt_; }
 
  private:
   struct Run;  // of a bucket

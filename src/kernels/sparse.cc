@@ -1,6 +1,7 @@
 #include "kernels/sparse.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "kernels/radix.h"
@@ -62,9 +63,16 @@ void keep_largest(Entries& entries, std::int64_t k, Entries& discards) {
   entries.resize(kept);
 }
 
+// The places lie far apart, so that each is a wait for memory: they are asked for ahead of their turn.
 void scatter_add(EntriesView entries, const Deal& deal, int block, std::span<float> dense) {
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    dense[static_cast<std::size_t>(deal.global(block, entries.indices[i]))] += entries.values[i];
+  constexpr std::size_t kAhead = 32;
+  std::array<float*, kAhead> places{};
+  for (std::size_t i = 0; i < entries.size() + kAhead; ++i) {
+    float*& place = places[i % kAhead];
+    if (i >= kAhead) *place += entries.values[i - kAhead];
+    if (i >= entries.size()) continue;
+    place = &dense[static_cast<std::size_t>(deal.global(block, entries.indices[i]))];
+    __builtin_prefetch(place, 1);
   }
 }
 

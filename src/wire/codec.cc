@@ -214,9 +214,8 @@ Decoded decode(SparseCodec codec, std::span<const std::byte> bytes, const Expect
   return {.bytes = block.used(), .non_finite = non_finite};
 }
 
-void round_to_bfloat16(std::span<float> values, std::vector<float>& errors) {
+void round_to_bfloat16(std::span<float> values, std::span<float> errors) {
   constexpr std::uint32_t kLargest = 0x7f7f'0000u;  // finite
-  errors.resize(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     const float before = values[i];
     const float rounded = half::widen(half::narrow_bfloat16(before));

@@ -67,7 +67,12 @@ Decoded decode(SparseCodec codec, std::span<const std::byte> bytes, const Expect
                Entries& out);
 
 // Rounds values to bfloat16, nearest even, but never to infinity (the largest finite one instead), and
-// returns what was lost: errors[i] = before - after, exactly. For the caller's residual. `errors` is resized.
-void round_to_bfloat16(std::span<float> values, std::vector<float>& errors);
+// returns what was lost: errors[i] = before - after, exactly. For the caller's residual. REQUIRES: as many
+// errors as values.
+void round_to_bfloat16(std::span<float> values, std::span<float> errors);
+inline void round_to_bfloat16(std::span<float> values, std::vector<float>& errors) {
+  errors.resize(values.size());
+  round_to_bfloat16(values, std::span<float>(errors));
+}
 
 }  // namespace weft::wire

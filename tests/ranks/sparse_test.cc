@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -160,6 +161,41 @@ TEST(SparseRanks, RanksThatDisagreeFindOut) {
                            });
                          }),
                TransportError);
+}
+
+// Ranks with vectors of these lengths; how many ended with an error that is not the caller's own.
+int failures(std::string_view algorithm, const std::vector<std::int64_t>& lengths) {
+  std::atomic<int> failed = 0;
+  const auto body = [&](World& world) {
+    const std::int64_t n = lengths[static_cast<std::size_t>(world.rank())];
+    SparseState state(n);
+    SparseResult result;
+    const std::vector<float> gradient(static_cast<std::size_t>(n), 1.0F);
+    SparseOptions options = sparse_test::options_of(10);
+    options.algorithm = algorithm;
+    try {
+      world.run({.name = "sparse", .timeout = 10s},
+                [&](Comm comm) { return sparse_all_reduce(comm, gradient, state, result, options); });
+    } catch (const TransportError&) {
+      ++failed;
+      throw;
+    }
+  };
+  try {
+    run_ranks(static_cast<int>(lengths.size()), body);
+  } catch (const TransportError&) {
+    EXPECT_GT(failed, 0);
+  }
+  return failed;
+}
+
+TEST(SparseRanks, OtherLengthsAndAnEmptyVectorOnOneRankFailEverywhere) {
+  for (const SparseAlgorithm& row : sparse_algorithms()) {
+    EXPECT_EQ(failures(row.name, {1000, 1000, 1000}), 0) << row.name << ": control";
+    EXPECT_EQ(failures(row.name, {1000, 999, 1000}), 3) << row.name;
+    EXPECT_EQ(failures(row.name, {1000, 1000, 0}), 3) << row.name;
+    EXPECT_EQ(failures(row.name, {0, 0, 0}), 0) << row.name << ": nothing anywhere is normal";
+  }
 }
 
 // Under a launcher: one rank a process.

@@ -23,6 +23,33 @@ namespace weft::data_parallel_test {
 
 using Vectors = std::vector<std::vector<float>>;
 
+inline std::vector<ParameterInfo> model() {
+  return {{"embed", 3000, 0},         {"layer1.weight", 900, 1}, {"layer1.bias", 30, 2},
+          {"layer2.weight", 1200, 3}, {"layer2.bias", 40, 4},    {"layer3.weight", 700, 5},
+          {"layer3.bias", 10, 6},     {"head", 2500, 7}};
+}
+
+inline DataParallelOptions options_of(double density, ResidualRule rule = ResidualRule::gres,
+                                      double divisor = 1) {
+  DataParallelOptions options;
+  options.density = density;
+  options.residual = rule;
+  options.divisor = divisor;
+  options.buckets = {.bucket_bytes = 4 * 2000, .dense_below = 100};
+  return options;
+}
+
+// Whole numbers of mixed size, whose sums are exact: what one rank puts in at one step.
+inline void draw_whole(int rank, std::uint32_t step, Vectors& gradients) {
+  Random random(7, 5, static_cast<std::uint32_t>(rank), step);
+  for (std::vector<float>& g : gradients) {
+    for (float& v : g) {
+      const std::uint32_t scale = random.below(20) == 0 ? 1000 : 20;
+      v = static_cast<float>(static_cast<int>(random.below(2 * scale)) - static_cast<int>(scale));
+    }
+  }
+}
+
 inline SimOptions sim_options(int ranks, std::uint64_t seed) {
   SimOptions options;
   options.link.ranks = ranks;
@@ -101,17 +128,8 @@ class Job {
       }
     }
   }
-  // Whole numbers of mixed size, whose sums are exact.
   void fill_whole(std::uint32_t step) {
-    for (int r = 0; r < size(); ++r) {
-      Random random(7, 5, static_cast<std::uint32_t>(r), step);
-      for (std::vector<float>& g : (*this)[r].gradients) {
-        for (float& v : g) {
-          const std::uint32_t scale = random.below(20) == 0 ? 1000 : 20;
-          v = static_cast<float>(static_cast<int>(random.below(2 * scale)) - static_cast<int>(scale));
-        }
-      }
-    }
+    for (int r = 0; r < size(); ++r) draw_whole(r, step, (*this)[r].gradients);
   }
 
   // A step on all ranks; "" or the first error.

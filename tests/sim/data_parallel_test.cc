@@ -23,21 +23,6 @@ namespace {
 
 using namespace data_parallel_test;
 
-std::vector<ParameterInfo> model() {
-  return {{"embed", 3000, 0},         {"layer1.weight", 900, 1}, {"layer1.bias", 30, 2},
-          {"layer2.weight", 1200, 3}, {"layer2.bias", 40, 4},    {"layer3.weight", 700, 5},
-          {"layer3.bias", 10, 6},     {"head", 2500, 7}};
-}
-
-DataParallelOptions options_of(double density, ResidualRule rule = ResidualRule::gres, double divisor = 1) {
-  DataParallelOptions options;
-  options.density = density;
-  options.residual = rule;
-  options.divisor = divisor;
-  options.buckets = {.bucket_bytes = 4 * 2000, .dense_below = 100};
-  return options;
-}
-
 TEST(DataParallel, DensityOneIsTheDenseSumDividedOnce) {
   for (const int ranks : {1, 2, 3, 5, 8}) {
     Job job(ranks, model(), options_of(1, ResidualRule::gres, 0), static_cast<std::uint64_t>(ranks));
@@ -259,6 +244,7 @@ TEST(DataParallel, ARestoredJobGoesOnAsIfNothingHadHappened) {
       ASSERT_EQ(job.step(), "");
     }
     Job other(4, model(), options, 3);
+    Job forgetful(4, model(), options, 3);  // control: begins without what was saved
     const std::vector<StateSnapshot> saved = reshard(job.save(), 4);
     for (int r = 0; r < 4; ++r) other[r].dp->load(saved[static_cast<std::size_t>(r)]);
     for (std::uint32_t t = 3; t < 6; ++t) {
@@ -267,9 +253,64 @@ TEST(DataParallel, ARestoredJobGoesOnAsIfNothingHadHappened) {
       ASSERT_EQ(job.step(), "");
       ASSERT_EQ(other.step(), "");
       EXPECT_EQ(other[1].outputs, job[1].outputs) << algorithm << " step " << t;
+      forgetful.fill_whole(t);
+      ASSERT_EQ(forgetful.step(), "");
+      EXPECT_NE(forgetful[1].outputs, job[1].outputs) << algorithm << " step " << t;
       EXPECT_EQ(other[1].dp->quotas(), job[1].dp->quotas());
     }
   }
+}
+
+// Momentum and weight decay after the sum, as on one machine.
+struct Sgd {
+  Vectors weights, velocity;
+  explicit Sgd(const Vectors& like) : weights(like), velocity(like) {
+    for (auto* all : {&weights, &velocity}) {
+      for (std::vector<float>& v : *all) std::fill(v.begin(), v.end(), 0.0F);
+    }
+  }
+  void step(const Vectors& mean) {
+    for (std::size_t p = 0; p < mean.size(); ++p) {
+      for (std::size_t i = 0; i < mean[p].size(); ++i) {
+        const float g = mean[p][i] + 1e-2F * weights[p][i];
+        velocity[p][i] = 0.9F * velocity[p][i] + g;
+        weights[p][i] -= 0.1F * velocity[p][i];
+      }
+    }
+  }
+};
+
+// Whether ten steps of four ranks end with the weights of one process that sees all their data. Gradients
+// follow the weights and are whole numbers: every order of additions gives the same sum.
+bool trains_like_one(double density) {
+  constexpr int kRanks = 4;
+  Job job(kRanks, model(), options_of(density, ResidualRule::gres, kRanks));
+  Sgd one(job[0].gradients), many(job[0].gradients);
+  for (int t = 0; t < 10; ++t) {
+    const auto gradient = [t](const Sgd& sgd, int r, int p, std::int64_t i) {
+      const float w = sgd.weights[static_cast<std::size_t>(p)][static_cast<std::size_t>(i)];
+      return std::floor(8 * w) + static_cast<float>((r * 7 + p * 3 + i * 5 + t) % 23 - 11);
+    };
+    Vectors mean = one.weights;
+    for (std::size_t p = 0; p < mean.size(); ++p) {
+      for (std::size_t i = 0; i < mean[p].size(); ++i) {
+        float sum = 0;
+        for (int r = 0; r < kRanks; ++r)
+          sum += gradient(one, r, static_cast<int>(p), static_cast<std::int64_t>(i));
+        mean[p][i] = sum / kRanks;
+      }
+    }
+    one.step(mean);
+    job.fill([&](int r, int p, std::int64_t i) { return gradient(many, r, p, i); });
+    EXPECT_EQ(job.step(), "");
+    many.step(job[1].outputs);
+  }
+  return one.weights == many.weights;
+}
+
+TEST(DataParallel, DensityOneTrainsLikeOneProcess) {
+  EXPECT_TRUE(trains_like_one(1));
+  EXPECT_FALSE(trains_like_one(0.5));  // control
 }
 
 TEST(DataParallel, BadSnapshotsAreRefused) {

@@ -10,6 +10,7 @@
 
 #include "collectives/sparse_allreduce/call.h"
 #include "patterns/bruck.h"
+#include "sim/sim_job.h"
 #include "sim/sparse_job.h"
 #include "weft/error.h"
 
@@ -378,6 +379,42 @@ TEST(SparseTable, DensityOneIsTheDenseSum) {
     EXPECT_EQ(job.dense(0), sum) << row.name;
     for (int r = 0; r < 5; ++r) {
       for (const float v : job.state(r).residual()) EXPECT_EQ(v, 0.0F) << row.name;
+    }
+  }
+}
+
+Task<void> reduce_for_ever(Comm comm, std::string_view name) {
+  SparseState state(2000);
+  SparseResult result;
+  const std::vector<float> gradient(2000, 1.0F);
+  const SparseOptions options = method(name, 50);
+  for (;;) {
+    co_await sparse_all_reduce(comm, gradient, state, result, options);
+    state.commit();
+  }
+}
+
+TEST(SparseTable, ADeathIsNamedOnEverySurvivor) {
+  for (const SparseAlgorithm& row : sparse_algorithms()) {
+    for (const std::uint64_t message : {0, 1, 5, 20}) {
+      SimOptions options = sim_test::world_of(5);
+      options.jitter_seconds = 1e-4;
+      options.eager_limit = 0;
+      options.deaths.push_back({.rank = 2, .at_message = message});
+      sim_test::Job job(options);
+      job.start([&row](Comm comm) { return reduce_for_ever(comm, row.name); });
+      job.world.run();
+      for (const int r : {0, 1, 3, 4}) {
+        BareRank& rank = *job.ranks[static_cast<std::size_t>(r)];
+        ASSERT_TRUE(rank.done()) << row.name << ": rank " << r << " still waits";
+        try {
+          rank.rethrow();
+          FAIL() << row.name << ": no error";
+        } catch (const TransportError& error) {
+          EXPECT_EQ(error.kind(), TransportError::Kind::peer_lost) << row.name << ": " << error.what();
+          EXPECT_EQ(error.peer(), 2) << error.what();
+        }
+      }
     }
   }
 }

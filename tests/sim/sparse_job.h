@@ -11,12 +11,32 @@
 #include <vector>
 
 #include "transports/bare_rank.h"
+#include "transports/decorator.h"
 #include "transports/recording.h"
 #include "transports/sim.h"
 #include "weft/random.h"
 #include "weft/sparse.h"
 
 namespace weft::sparse_test {
+
+// What a rank sent, message by message.
+class SendLog final : public Decorator {
+ public:
+  struct Sent {
+    std::uint32_t step = 0, hop = 0;
+    std::size_t bytes = 0;
+  };
+  using Decorator::Decorator;
+  using Decorator::post;
+  void post(SendRecord& send) noexcept override {
+    sent_.push_back({send.id.step, send.id.hop, send.payload.size()});
+    inner_.post(send);
+  }
+  const std::vector<Sent>& sent() const { return sent_; }
+
+ private:
+  std::vector<Sent> sent_;
+};
 
 // Ranks on `sim` that run sparse all-reduces one after the other.
 class SparseJob {
@@ -25,7 +45,8 @@ class SparseJob {
       : options_(options), world_(sim_options(ranks, seed)) {
     for (int r = 0; r < ranks; ++r) {
       recordings_.push_back(std::make_unique<RecordingTransport>(world_.transport(r)));
-      ranks_.push_back(std::make_unique<BareRank>(*recordings_.back()));
+      logs_.push_back(std::make_unique<SendLog>(*recordings_.back()));
+      ranks_.push_back(std::make_unique<BareRank>(*logs_.back()));
       ranks_.back()->endpoint().set_micro_op_bytes(4096);
       world_.attach(r, *ranks_.back());
       states_.emplace_back(length);
@@ -41,6 +62,7 @@ class SparseJob {
   SparseResult& result(int r) { return results_[static_cast<std::size_t>(r)]; }
   SparseState& state(int r) { return states_[static_cast<std::size_t>(r)]; }
   RecordingTransport& recording(int r) { return *recordings_[static_cast<std::size_t>(r)]; }
+  const SendLog& log(int r) const { return *logs_[static_cast<std::size_t>(r)]; }
   SparseOptions& options() { return options_; }
   std::uint32_t last_step() const { return step_ - 1; }
 
@@ -91,6 +113,7 @@ class SparseJob {
   SparseOptions options_;
   SimWorld world_;
   std::vector<std::unique_ptr<RecordingTransport>> recordings_;
+  std::vector<std::unique_ptr<SendLog>> logs_;
   std::vector<std::unique_ptr<BareRank>> ranks_;
   std::vector<SparseState> states_;
   std::vector<SparseResult> results_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/entries.h"
+#include "base/large_vector.h"
 #include "kernels/select.h"
 #include "patterns/deal.h"
 #include "weft/sparse.h"
@@ -36,8 +37,8 @@ struct Thresholds {
 struct SparseWork {
   explicit SparseWork(std::int64_t n) : length(n) {}
   std::int64_t length;
-  std::vector<float> residual;  // committed; empty: zeros
-  std::vector<float> staged;
+  LargeVector<float> residual;  // committed; empty: zeros
+  LargeVector<float> staged;
   bool has_staged = false;
   TeamQuota team_quota, next_team_quota;
   Thresholds thresholds, next_thresholds;

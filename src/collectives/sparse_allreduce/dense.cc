@@ -83,7 +83,7 @@ Task<void> sparse_dense_bf16(Comm comm, SparseCall call) {
       std::transform(sum.begin(), sum.end(), rounded.begin(), to_bfloat16);
       return;
     }
-    wire::round_to_bfloat16(sum, call.work->staged);
+    wire::round_to_bfloat16(sum, std::span<float>(call.work->staged));
     std::transform(sum.begin(), sum.end(), rounded.begin(), upper_half);
   };
   co_await comm.compute(round);

@@ -1,0 +1,251 @@
+// Data parallel on real transports: ranks are threads, or processes over tcp and mpi (tests/launch, mpirun).
+// Results are compared with plain loops in float64, and their bits with those of the simulator, which runs
+// beside them in every process.
+#include "data_parallel/data_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "sim/data_parallel_job.h"
+#include "weft/weft.h"
+
+namespace weft {
+namespace {
+
+using namespace data_parallel_test;
+
+constexpr std::uint32_t kSteps = 4;
+using Sums = std::vector<std::vector<double>>;  // of each parameter
+
+Vectors zeros() {
+  Vectors out;
+  for (const ParameterInfo& p : model()) out.emplace_back(static_cast<std::size_t>(p.count));
+  return out;
+}
+
+DataParallelOptions case_of(std::string_view algorithm, ResidualRule rule = ResidualRule::gres) {
+  DataParallelOptions options = options_of(0.05, rule);
+  options.algorithm = algorithm;
+  options.teams = 1;  // the cost model's choice is the link's, and with it the bits
+  return options;
+}
+
+// What one rank sees of a job.
+struct Seen {
+  std::vector<Vectors> outputs;                   // of each step
+  std::vector<std::vector<std::int64_t>> quotas;  // of each step and bucket
+  StateSnapshot state;                            // at the end
+};
+
+Seen simulate(const DataParallelOptions& options, int ranks, int me) {
+  Seen seen;
+  Job job(ranks, model(), options);
+  for (std::uint32_t t = 0; t < kSteps; ++t) {
+    job.fill_whole(t);
+    EXPECT_EQ(job.step(), "");
+    seen.outputs.push_back(job[me].outputs);
+    seen.quotas.push_back(job[me].dp->quotas());
+  }
+  seen.state = job[me].dp->save();
+  return seen;
+}
+
+// A step as a program drives it; ranks hand out their gradients in different orders.
+StepResult step(DataParallel& dp, const Vectors& gradients, int rank) {
+  const int count = dp.plan().num_parameters();
+  for (int i = 0; i < count; ++i) {
+    const int p = (i * 3 + rank * 5) % count;
+    dp.gradient_ready(p, gradients[static_cast<std::size_t>(p)]);
+  }
+  dp.step_end();
+  for (const Ticket& ticket : dp.tickets()) ticket.wait();
+  return dp.finish();
+}
+
+Seen train(World& world, DataParallel& dp) {
+  Seen seen;
+  for (std::uint32_t t = 0; t < kSteps; ++t) {
+    Vectors gradients = zeros();
+    draw_whole(world.rank(), t, gradients);
+    EXPECT_TRUE(step(dp, gradients, world.rank()).committed);
+    seen.quotas.push_back(dp.quotas());
+    seen.outputs.push_back(zeros());
+    std::vector<std::span<float>> spans;
+    for (std::vector<float>& out : seen.outputs.back()) spans.emplace_back(out);
+    dp.copy_to(spans);
+  }
+  seen.state = dp.save();
+  return seen;
+}
+
+// Of one bucket: each rank's `quota` largest (all, if it is dense) of gradient and residual, summed; the rest
+// is its residual, or is forgotten where there is no feedback.
+void reduce_bucket(const BucketPlan& plan, const Bucket& bucket, std::int64_t quota, bool feedback,
+                   std::vector<Sums>& put_in, Sums& sum) {
+  struct Place {
+    std::size_t parameter, index;
+  };
+  std::vector<Place> places;
+  for (const BucketPiece& piece : bucket.pieces) {
+    const auto p = static_cast<std::size_t>(piece.parameter);
+    for (std::int64_t i = 0; i < plan.parameter(piece.parameter).count; ++i) {
+      places.push_back({p, static_cast<std::size_t>(i)});
+    }
+  }
+  for (Sums& mine : put_in) {
+    const auto at = [&mine](const Place& place) -> double& { return mine[place.parameter][place.index]; };
+    std::vector<Place> order = places;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const Place& a, const Place& b) { return std::abs(at(a)) > std::abs(at(b)); });
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const bool sent = bucket.dense || static_cast<std::int64_t>(i) < quota;
+      if (sent) sum[order[i].parameter][order[i].index] += at(order[i]);
+      if (sent || !feedback) at(order[i]) = 0;
+    }
+  }
+}
+
+// What "topka" must give, step after step, written as loops over float64.
+std::vector<Sums> plain(const BucketPlan& plan, int ranks, const Seen& seen, bool feedback) {
+  std::vector<Sums> out;
+  std::vector<Sums> put_in(static_cast<std::size_t>(ranks), Sums(zeros().size()));
+  for (std::uint32_t t = 0; t < kSteps; ++t) {
+    out.emplace_back();
+    for (const ParameterInfo& p : plan.parameters())
+      out.back().emplace_back(static_cast<std::size_t>(p.count));
+    for (int r = 0; r < ranks; ++r) {
+      Vectors gradients = zeros();
+      draw_whole(r, t, gradients);
+      for (std::size_t p = 0; p < gradients.size(); ++p) {
+        std::vector<double>& into = put_in[static_cast<std::size_t>(r)][p];
+        into.resize(gradients[p].size());
+        std::transform(gradients[p].begin(), gradients[p].end(), into.begin(), into.begin(), std::plus<>());
+      }
+    }
+    for (int b = 0; b < plan.num_buckets(); ++b) {
+      reduce_bucket(plan, plan.bucket(b), seen.quotas[t][static_cast<std::size_t>(b)], feedback, put_in,
+                    out.back());
+    }
+  }
+  return out;
+}
+
+bool equal(const std::vector<Vectors>& outputs, const std::vector<Sums>& sums) {
+  for (std::size_t t = 0; t < sums.size(); ++t) {
+    for (std::size_t p = 0; p < sums[t].size(); ++p) {
+      if (!std::ranges::equal(outputs[t][p], sums[t][p], {}, [](float v) { return static_cast<double>(v); }))
+        return false;
+    }
+  }
+  return true;
+}
+
+// Largest difference between all gradients of all steps and what came out or is left, summed in float64.
+double lost(World& world, const Seen& seen) {
+  double worst = 0;
+  Sums balance;
+  for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
+    const std::vector<float>& left = seen.state.parameters[p].residual;
+    balance.emplace_back(left.begin(), left.end());
+    balance[p].resize(zeros()[p].size());
+    world.all_reduce(std::span(balance[p]));
+    for (const Vectors& out : seen.outputs) {
+      for (std::size_t i = 0; i < balance[p].size(); ++i) balance[p][i] += static_cast<double>(out[p][i]);
+    }
+  }
+  for (std::uint32_t t = 0; t < kSteps; ++t) {
+    for (int r = 0; r < world.size(); ++r) {
+      Vectors gradients = zeros();
+      draw_whole(r, t, gradients);
+      for (std::size_t p = 0; p < gradients.size(); ++p) {
+        for (std::size_t i = 0; i < gradients[p].size(); ++i) {
+          balance[p][i] -= static_cast<double>(gradients[p][i]);
+        }
+      }
+    }
+  }
+  for (const std::vector<double>& parameter : balance) {
+    for (const double v : parameter) worst = std::max(worst, std::abs(v));
+  }
+  return worst;
+}
+
+void check_case(World& world, DataParallelOptions options, std::uint32_t first_slot) {
+  options.first_slot = first_slot;
+  DataParallel dp(world.engine(), world.comm(), model(), options);
+  const Seen seen = train(world, dp);
+  const Seen expected = simulate(options, world.size(), world.rank());
+  EXPECT_TRUE(seen.outputs == expected.outputs) << options.algorithm;
+  EXPECT_EQ(seen.quotas, expected.quotas) << options.algorithm;
+  for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
+    EXPECT_TRUE(seen.state.parameters[p].residual == expected.state.parameters[p].residual);
+  }
+  for (const std::vector<std::int64_t>& quotas : seen.quotas) {
+    std::int64_t sparse = 0;
+    for (int b = 0; b < dp.plan().num_buckets(); ++b) {
+      if (!dp.plan().bucket(b).dense) sparse += quotas[static_cast<std::size_t>(b)];
+    }
+    EXPECT_EQ(sparse, std::llround(0.05 * static_cast<double>(dp.plan().sparse_count())));
+  }
+  if (options.residual == ResidualRule::lres && options.algorithm == "spardl") {
+    EXPECT_GT(lost(world, seen), 0.0);  // control
+    return;
+  }
+  EXPECT_EQ(lost(world, seen), 0.0) << options.algorithm;
+  if (options.algorithm != "topka") return;
+  EXPECT_TRUE(equal(seen.outputs, plain(dp.plan(), world.size(), seen, true)));
+  EXPECT_FALSE(equal(seen.outputs, plain(dp.plan(), world.size(), seen, false)));  // control
+}
+
+void check_blame(World& world, std::uint32_t first_slot) {
+  DataParallelOptions options = case_of("spardl");
+  options.first_slot = first_slot;
+  DataParallel dp(world.engine(), world.comm(), model(), options);
+  Vectors gradients = zeros();
+  draw_whole(world.rank(), 0, gradients);
+  if (world.rank() == 1) gradients[5][123] = std::nanf("");
+  const StepResult bad = step(dp, gradients, world.rank());
+  EXPECT_FALSE(bad.committed);
+  EXPECT_NE(bad.text.find("'layer3.weight' on rank 1 holds NaN"), std::string::npos) << bad.text;
+  gradients[5][123] = 0;
+  EXPECT_TRUE(step(dp, gradients, world.rank()).committed) << "nothing of it is left";
+}
+
+void check_rank(World& world) {
+  const DataParallelOptions cases[] = {case_of("topka"),
+                                       case_of("spardl"),
+                                       case_of("spardl", ResidualRule::drop),
+                                       case_of("spardl", ResidualRule::lres),
+                                       case_of("gtopk"),
+                                       case_of("oktopk")};
+  std::uint32_t first_slot = 0;
+  for (const DataParallelOptions& options : cases) check_case(world, options, first_slot += 20);
+  check_blame(world, first_slot + 20);
+}
+
+TEST(DataParallelRanks, EqualThePlainLoopsAndTheSimulationOnThreads) {
+  for (const int ranks : {2, 3, 4}) {
+    for (const std::size_t micro_op_bytes : {std::size_t{1000}, std::size_t{1} << 20}) {
+      RunOptions options;
+      options.config.micro_op_bytes = micro_op_bytes;
+      run_ranks(ranks, options, check_rank);
+    }
+  }
+}
+
+// Under a launcher: one rank a process.
+TEST(DataParallelProcesses, EqualThePlainLoopsAndTheSimulation) {
+  const std::unique_ptr<World> world = join_world(Config::from_environment());
+  ASSERT_GT(world->size(), 1) << "needs a launcher";
+  ASSERT_NE(world->transport(), "threads");
+  check_rank(*world);
+  world->barrier();
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,193 @@
+// SparDL's teams in virtual time: bits, mass and the controller of B-SAG, each with a control that must fail.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "collectives/sparse_allreduce/call.h"
+#include "collectives/sparse_allreduce/spar_step.h"
+#include "sim/sparse_job.h"
+
+namespace weft {
+namespace {
+
+using namespace sparse_test;
+
+struct Layout {
+  int ranks;
+  int teams;
+  std::string_view gather;
+};
+
+SparseOptions call_of(const Layout& l, std::int64_t k, ResidualRule rule = ResidualRule::gres) {
+  return options_of(k, rule, l.teams, l.gather);
+}
+
+TEST(SpardlTeams, ConserveExactlyForEveryNumberOfTeams) {
+  std::vector<Layout> layouts = {
+      {8, 2, "r-sag"}, {8, 4, "r-sag"}, {8, 8, "r-sag"}, {16, 8, "r-sag"}, {16, 16, "r-sag"}};
+  for (int teams = 2; teams <= 16; ++teams) {
+    layouts.push_back({teams, teams, "b-sag"});
+    layouts.push_back({2 * teams, teams, "b-sag"});
+  }
+  for (const Layout& l : layouts) {
+    for (const ResidualRule rule : {ResidualRule::gres, ResidualRule::drop}) {
+      SparseJob job(l.ranks, 2000, call_of(l, 90, rule));
+      EXPECT_EQ(run_and_weigh(job, 3, Data::whole), 0.0)
+          << l.ranks << " ranks, " << l.teams << " teams, " << l.gather << ", " << name_of(rule);
+      EXPECT_LE(job.result(0).num_entries(), 90);
+    }
+  }
+}
+
+// Why a discard goes whole to one member: what `sharers` members hold of it if each keeps `share`.
+float kept(float discard, int sharers, float share) {
+  float sum = 0;
+  for (int i = 0; i < sharers; ++i) sum += discard * share;
+  return sum;
+}
+
+TEST(SpardlTeams, ControlSharesOfADiscardAreNotExact) {
+  for (const int teams : {3, 5, 7}) {
+    int inexact = 0;
+    for (int v = 1; v <= 1000; ++v) {
+      const auto value = static_cast<float>(v);
+      inexact += kept(value, teams, 1 / static_cast<float>(teams)) != value ? 1 : 0;
+    }
+    EXPECT_GT(inexact, 0) << teams;
+  }
+  // Half at every step of R-SAG: right between two, wrong as soon as 2^(s+1) members know it.
+  EXPECT_EQ(kept(12, 2, 0.5F), 12.0F);
+  EXPECT_NE(kept(12, 4, 0.5F), 12.0F);
+}
+
+// Few magnitudes, either sign: most cuts end in a tie.
+void fill_ties(SparseJob& job, std::uint32_t step) {
+  for (int r = 0; r < job.size(); ++r) {
+    Random random(3, 6, static_cast<std::uint32_t>(r), step);
+    for (float& g : job.gradient(r)) {
+      g = 0.1F * static_cast<float>(random.below(4)) * (random.below(2) == 0 ? 1.0F : -1.0F);
+    }
+  }
+}
+
+TEST(SpardlTeams, SameBitsOnAllRanksWithFloatsAndTies) {
+  for (const Layout& l : {Layout{6, 3, "b-sag"}, Layout{10, 5, "b-sag"}, Layout{14, 7, "b-sag"},
+                          Layout{8, 8, "b-sag"}, Layout{8, 4, "r-sag"}, Layout{16, 8, "r-sag"}}) {
+    for (const bool ties : {false, true}) {
+      std::vector<float> first;
+      for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        SparseJob job(l.ranks, 2000, call_of(l, 90), seed);
+        for (std::uint32_t t = 0; t < 4; ++t) {
+          if (ties)
+            fill_ties(job, t);
+          else
+            fill(job, t, Data::gauss);
+          job.step();
+          for (int r = 1; r < l.ranks; ++r) {
+            ASSERT_EQ(job.dense(r), job.dense(0)) << l.ranks << " ranks, " << l.teams << " teams";
+          }
+        }
+        if (seed == 0) first = job.dense(0);
+        EXPECT_EQ(job.dense(0), first) << "another timing";
+      }
+    }
+  }
+}
+
+TEST(SpardlTeams, ListsAreAddedInTeamOrder) {
+  for (const int teams : {3, 5, 7}) {
+    SparseJob job(teams, 300, call_of({teams, teams, "b-sag"}, 300));  // a team is a rank, and all is sent
+    fill(job, 0, Data::gauss);
+    const auto sum_from = [&](int first) {
+      std::vector<float> sum(300);
+      for (int t = 0; t < teams; ++t) {
+        for (std::size_t i = 0; i < 300; ++i) sum[i] += job.gradient((first + t) % teams)[i];
+      }
+      return sum;
+    };
+    job.step();
+    EXPECT_EQ(job.dense(teams - 1), sum_from(0));
+    EXPECT_NE(sum_from(1), sum_from(0)) << "control: each team beginning with its own gives other bits";
+  }
+}
+
+// The first step with the gradients of rank r taken from place[r].
+std::vector<float> placed(const Layout& l, const std::vector<int>& place) {
+  SparseJob job(l.ranks, 2000, call_of(l, 90));
+  fill(job, 0, Data::whole);
+  std::vector<std::vector<float>> gradients;
+  for (int r = 0; r < l.ranks; ++r) gradients.push_back(job.gradient(r));
+  for (int r = 0; r < l.ranks; ++r) {
+    job.gradient(r) = gradients[static_cast<std::size_t>(place[static_cast<std::size_t>(r)])];
+  }
+  job.step();
+  return job.dense(0);
+}
+
+TEST(SpardlTeams, ANameOfATeamMeansNothing) {
+  // (R-SAG adds up in pairs: names may be exchanged inside a pair, and pairs with each other.)
+  for (const auto& [l, names] : {std::pair{Layout{6, 3, "b-sag"}, std::vector{2, 0, 1}},
+                                 std::pair{Layout{10, 5, "b-sag"}, std::vector{3, 1, 4, 0, 2}},
+                                 std::pair{Layout{8, 4, "r-sag"}, std::vector{3, 2, 0, 1}}}) {
+    const int members = l.ranks / l.teams;
+    std::vector<int> same(static_cast<std::size_t>(l.ranks));
+    std::iota(same.begin(), same.end(), 0);
+    std::vector<int> renamed;
+    for (const int t : names) {
+      for (int r = 0; r < members; ++r) renamed.push_back(t * members + r);
+    }
+    EXPECT_EQ(placed(l, renamed), placed(l, same)) << l.teams << " teams";
+    std::vector<int> mixed = same;  // control: other members, not only another name
+    std::swap(mixed[0], mixed[static_cast<std::size_t>(members)]);
+    EXPECT_NE(placed(l, mixed), placed(l, same)) << l.teams << " teams";
+  }
+}
+
+TEST(SpardlTeams, TheQuotaOfATeamIsEqualInItsGroupAndStaysInItsBounds) {
+  const Layout l{12, 4, "b-sag"};
+  const int members = l.ranks / l.teams;
+  constexpr std::int64_t kK = 300;
+  SparseJob job(l.ranks, 6000, call_of(l, kK));
+  const Deal deal(Deal::Kind::dealt, members, 6000);
+  bool moved = false;
+  for (std::uint32_t t = 0; t < 30; ++t) {
+    fill(job, t, Data::gauss);
+    job.step();
+    for (int r = 0; r < l.ranks; ++r) {
+      const TeamQuota& mine = job.state(r).work().team_quota;
+      EXPECT_EQ(mine, job.state(r % members).work().team_quota) << "rank " << r << ", step " << t;
+      const std::int64_t quota = deal.quota(r % members, kK);
+      EXPECT_GE(mine.entries, quota / l.teams);
+      EXPECT_LE(mine.entries, quota);
+      moved = moved || mine.entries != quota / l.teams;
+    }
+  }
+  EXPECT_TRUE(moved) << "or there was nothing to see";
+}
+
+TEST(SpardlTeams, ControlWithoutItsClampTheControllerLeavesTheBounds) {
+  // Full overlap: the union is what each member sends, and never exceeds the quota while h does not.
+  constexpr std::int64_t kQuota = 1000;
+  std::int64_t h = 200, step = 8;
+  bool inertia = false;
+  std::int64_t most = 0;
+  for (int t = 0; t < 200; ++t) {
+    const bool right_way = (h > kQuota) != (step > 0);
+    if (right_way) {
+      if (inertia) step *= 2;
+      inertia = !inertia;
+    } else {
+      step = std::abs(step) > 1 ? -step / 2 : -step;
+      inertia = false;
+    }
+    h = std::max<std::int64_t>(h + step, 200);
+    most = std::max(most, h);
+  }
+  EXPECT_GT(most, kQuota);
+}
+
+}  // namespace
+}  // namespace weft
