@@ -145,6 +145,15 @@ void check_link(const Typed& typed, BenchOptions& options) {
     throw UsageError("--byte-scale must be a number from 1 on");
   if (typed.byte_scale != 1 && options.transport != "sim")
     throw UsageError("--byte-scale is for --transport sim");
+  // The simulator's clock counts parts of a nanosecond.
+  constexpr double kLongest = 1e6;  // seconds, of the slowest algorithm's busiest port
+  const double largest =
+      options.sizes.empty() ? 0.0 : static_cast<double>(*std::ranges::max_element(options.sizes));
+  if (options.transport == "sim" &&
+      2.0 * options.ranks * largest > kLongest * options.link->bytes_per_second) {
+    throw UsageError("this would take more than " + std::to_string(static_cast<int>(kLongest)) +
+                     " simulated seconds: take fewer bytes, ranks or a faster --link");
+  }
 }
 
 void check_family_options(const Typed& typed, const BenchOptions& options, bool launched) {
@@ -191,6 +200,7 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   options.transport = transport_of(typed, place);
   check_built(options.transport);
   options.ranks = launched ? place.size : typed.family == "overhead" ? 2 : typed.ranks != 0 ? typed.ranks : 4;
+  options.ranks_given = launched || typed.ranks != 0;
   options.nodes = typed.nodes;
   options.byte_scale = typed.byte_scale;
   options.iterations = typed.iterations;

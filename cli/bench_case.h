@@ -24,6 +24,7 @@ struct BenchOptions {
   std::vector<std::size_t> sizes;
   DType dtype = DType::float32;
   int ranks = 4;
+  bool ranks_given = false;  // else it is the default
   std::string transport = "threads";
   std::optional<LinkSpec> link;   // emulated or simulated
   std::optional<LinkSpec> ideal;  // real, known to the caller; for ideal_seconds only

@@ -2,11 +2,14 @@
 // how many teams are best, over numbers of ranks and links, in virtual time.
 //
 //   Step 1  by the cost formulas: bisection of the density
-//   Step 2  simulated at fewer elements, each counted as many: from the formula's answer on, by the secant,
-//   since
-//           time is nearly linear in density
-// Sizes that are too large to simulate keep step 1's answer and say `formula`. Blocks keep at least one
-// entry: no density below P / elements is looked at.
+//   Step 2  simulated at fewer elements, each counted as many: from the formula's answer on, by false
+//   position,
+//           since time is nearly linear in density
+//   Step 3  team counts at the given density, simulated: all of them, or at many ranks one team and those
+//   that
+//           the formulas rank best
+// Blocks keep at least one entry: no density below P / elements is looked at. Wire time alone: selection is
+// not in it.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -15,6 +18,7 @@
 #include "bench_sparse.h"
 #include "text.h"
 #include "weft/collective.h"
+#include "weft/error.h"
 #include "weft/random.h"
 
 namespace weft::cli {
@@ -23,11 +27,15 @@ namespace {
 
 struct Size {
   int ranks;
-  // Real elements, 0: too slow to simulate. Heads of blocks count as often as elements do, so there must be
-  // enough of these beside the blocks: at the crossover (many entries), and at the given density.
+  // Real elements. Heads of blocks count as often as elements do, so there must be enough of these beside the
+  // blocks: at the crossover (many entries), and at the given density.
   std::int64_t crossover, teams;
 };
-constexpr Size kSizes[] = {{14, 1 << 16, 1 << 18}, {64, 1 << 16, 1 << 18}, {256, 1 << 15, 0}, {1024, 0, 0}};
+constexpr Size kSizes[] = {
+    {14, 1 << 16, 1 << 18}, {64, 1 << 16, 1 << 18}, {256, 1 << 16, 1 << 18}, {1024, 1 << 16, 1 << 19}};
+constexpr int kAllTeams = 64;       // ranks up to which every number of teams is tried
+constexpr std::size_t kBest = 2;    // beyond: so many of each kind, as the formulas rank them
+constexpr std::size_t kDrawn = 32;  // different gradients; further ranks have them shifted
 constexpr double kRates[] = {125e6, 1.25e9, 12.5e9};  // 1, 10, 100 Gbit/s
 constexpr double kLatency = 50e-6;
 constexpr int kSettle = 3;  // steps for the controller of B-SAG
@@ -136,11 +144,17 @@ class Simulated {
  private:
   void draw_all(std::uint32_t step) {
     for (std::size_t r = 0; r < gradients_.size(); ++r) {
-      draw({.distribution = options_.sparse.distribution,
-            .seed = 1,
-            .rank = static_cast<std::uint32_t>(r),
-            .step = step},
-           gradients_[r]);
+      if (r < kDrawn) {
+        draw({.distribution = options_.sparse.distribution,
+              .seed = 1,
+              .rank = static_cast<std::uint32_t>(r),
+              .step = step},
+             gradients_[r]);
+      } else {
+        const auto shift = static_cast<std::ptrdiff_t>(r * 7919 % gradients_[r].size());
+        const std::vector<float>& drawn = gradients_[r % kDrawn];
+        std::rotate_copy(drawn.begin(), drawn.begin() + shift, drawn.end(), gradients_[r].begin());
+      }
     }
   }
   static double run(SimRanks& ranks, int step, const std::function<Task<void>(Comm, int)>& make) {
@@ -158,34 +172,31 @@ class Simulated {
 struct Crossover {
   double density = 0;  // above 1: none
   double dense_seconds = 0;
-  bool simulated = false;
   double scale = 1;
 };
 
 Crossover crossover(const Point& point, const Size& size, double rate) {
-  Crossover found{.density = crossover_by_formula(point), .dense_seconds = point.dense_formula()};
-  if (size.crossover == 0) return found;
   const Simulated sim(point.options, size.ranks, rate, size.crossover);
-  found.simulated = true;
-  found.scale = sim.scale();
-  found.dense_seconds = sim.dense(point.dense());
+  Crossover found{.density = crossover_by_formula(point),
+                  .dense_seconds = sim.dense(point.dense()),
+                  .scale = sim.scale()};
   const auto over = [&](double density) {
     return sim.sparse(density, point.teams_at(density)) - found.dense_seconds;
   };
-  const double least = static_cast<double>(size.ranks) / static_cast<double>(size.crossover);
-  double before = 1, at_before = over(1);
-  if (at_before < 0) {
-    found.density = 2;
+  // Between a density at which sparse wins and one at which dense does; the number of teams may jump there.
+  double low = static_cast<double>(size.ranks) / static_cast<double>(size.crossover), high = 1;
+  double at_low = over(low), at_high = over(high);
+  if (at_high < 0 || at_low >= 0) {
+    found.density = at_high < 0 ? 2 : low;
     return found;
   }
-  double now = std::clamp(std::min(found.density, 1.0), least, 0.99);
-  for (int i = 0; i < 4; ++i) {
+  double now = std::clamp(found.density, low, 0.99);
+  for (int i = 0; i < 5; ++i) {
     const double at_now = over(now);
-    if (at_now == at_before) break;
-    const double next = std::clamp(now - at_now * (now - before) / (at_now - at_before), least, 1.0);
-    before = std::exchange(now, next);
-    at_before = at_now;
-    if (std::abs(now - before) < 0.005 * now) break;
+    (at_now < 0 ? low : high) = now;
+    (at_now < 0 ? at_low : at_high) = at_now;
+    const double next = low - at_low * (high - low) / (at_high - at_low);
+    if (std::abs(std::exchange(now, next) - next) < 0.005 * next) break;
   }
   found.density = now;
   return found;
@@ -197,7 +208,6 @@ Crossover crossover(const Point& point, const Size& size, double rate) {
 struct BestTeams {
   TeamChoice fixed, bruck;
   double fixed_seconds = 0, bruck_seconds = 0, one_team_seconds = 0;
-  bool simulated = false;
   double scale = 1;
 
   void take(TeamChoice choice, double seconds) {
@@ -210,27 +220,36 @@ struct BestTeams {
   }
 };
 
-BestTeams best_teams(const Point& point, const Size& size, double rate) {
+// One team, and the team counts of one kind that are worth a simulation.
+std::vector<TeamChoice> candidates(const Point& point, bool recursive) {
   const double density = point.options.sparse.density;
   const double entry = bytes_per_entry(point.options, density);
-  BestTeams best;
-  best.simulated = size.teams != 0;
-  const Simulated sim(point.options, size.ranks, rate, best.simulated ? size.teams : 1);
-  if (best.simulated) best.scale = sim.scale();
-  for (int teams = 1; teams <= size.ranks; ++teams) {
-    if (size.ranks % teams != 0) continue;
-    for (const bool recursive : {false, true}) {
-      if (recursive && (teams == 1 || !std::has_single_bit(static_cast<unsigned>(teams)))) continue;
-      const TeamChoice choice{.teams = teams, .recursive = recursive};
-      best.take(choice, best.simulated ? sim.sparse(density, choice, kSettle)
-                                       : point.sparse_formula(density, choice, entry));
-    }
+  std::vector<TeamChoice> out;
+  for (int teams = 2; teams <= point.ranks; ++teams) {
+    if (point.ranks % teams != 0 || (recursive && !std::has_single_bit(static_cast<unsigned>(teams))))
+      continue;
+    out.push_back({.teams = teams, .recursive = recursive});
   }
+  if (point.ranks <= kAllTeams) return out;
+  std::ranges::stable_sort(out, {}, [&](TeamChoice c) { return point.sparse_formula(density, c, entry); });
+  out.resize(std::min(out.size(), kBest));
+  return out;
+}
+
+BestTeams best_teams(const Point& point, const Size& size, double rate) {
+  const double density = point.options.sparse.density;
+  const Simulated sim(point.options, size.ranks, rate, size.teams);
+  BestTeams best;
+  best.scale = sim.scale();
+  constexpr TeamChoice kOne{.teams = 1, .recursive = false};
+  best.take(kOne, sim.sparse(density, kOne));
+  for (const TeamChoice& c : candidates(point, true)) best.take(c, sim.sparse(density, c));
+  for (const TeamChoice& c : candidates(point, false)) best.take(c, sim.sparse(density, c, kSettle));
   return best;
 }
 
 std::string cells(const std::vector<std::string>& texts) {
-  constexpr int kWidths[] = {6, 12, 14, 10, 12, 9, 10, 7, 10, 7, 10, 9};
+  constexpr int kWidths[] = {6, 12, 14, 10, 12, 8, 6, 10, 7, 10, 7, 10, 8, 6};
   std::string line;
   for (std::size_t i = 0; i < texts.size(); ++i) line += padded(texts[i], kWidths[i]);
   return line;
@@ -242,64 +261,69 @@ std::string number(const char* form, double value) {
   return text;
 }
 
-void add_point(const BenchOptions& options, const Size& size, double rate, Report& report) {
+void add_point(const BenchOptions& options, const Size& size, double rate, bool first, Report& report) {
   const LinkCost link{.hop_seconds = kLatency, .seconds_per_byte = 1 / rate, .fold_seconds_per_byte = 0};
   const Point point{options, size.ranks, link};
   const Crossover c = crossover(point, size, rate);
   const BestTeams t = best_teams(point, size, rate);
   const bool none = c.density > 1;
-  const Json row = {
-      {"family", options.family},
-      {"mode", "crossover"},
-      {"simulated", true},
-      {"ranks", size.ranks},
-      {"link_bytes_per_second", rate},
-      {"latency_seconds", kLatency},
-      {"length", options.sparse.length},
-      {"codec", options.sparse.codec},
-      {"crossover_density", none ? Json(nullptr) : Json(c.density)},
-      {"crossover_by", c.simulated ? "sim" : "formula"},
-      {"crossover_byte_scale", c.scale},
-      {"least_density", static_cast<double>(size.ranks) /
-                            static_cast<double>(c.simulated ? size.crossover : options.sparse.length)},
-      {"dense_algorithm", point.dense().name},
-      {"dense_seconds", c.dense_seconds},
-      {"teams_density", options.sparse.density},
-      {"teams", t.fixed.teams},
-      {"teams_b_sag", t.bruck.teams},
-      {"teams_by", t.simulated ? "sim" : "formula"},
-      {"teams_byte_scale", t.scale},
-      {"teams_seconds", t.fixed_seconds},
-      {"teams_b_sag_seconds", t.bruck_seconds},
-      {"one_team_seconds", t.one_team_seconds}};
+  const Json row = {{"family", options.family},
+                    {"mode", "crossover"},
+                    {"simulated", true},
+                    {"ranks", size.ranks},
+                    {"link_bytes_per_second", rate},
+                    {"latency_seconds", kLatency},
+                    {"length", options.sparse.length},
+                    {"codec", options.sparse.codec},
+                    {"crossover_density", none ? Json(nullptr) : Json(c.density)},
+                    {"crossover_elements", size.crossover},
+                    {"crossover_byte_scale", c.scale},
+                    {"least_density", static_cast<double>(size.ranks) / static_cast<double>(size.crossover)},
+                    {"dense_algorithm", point.dense().name},
+                    {"dense_seconds", c.dense_seconds},
+                    {"teams_density", options.sparse.density},
+                    {"teams", t.fixed.teams},
+                    {"teams_b_sag", t.bruck.teams},
+                    {"teams_elements", size.teams},
+                    {"teams_byte_scale", t.scale},
+                    {"teams_seconds", t.fixed_seconds},
+                    {"teams_b_sag_seconds", t.bruck_seconds},
+                    {"one_team_seconds", t.one_team_seconds}};
   std::vector<std::string> lines;
-  if (size.ranks == kSizes[0].ranks && rate == kRates[0]) {
+  if (first) {
     lines = {"spardl against the best dense all-reduce, " + std::to_string(options.sparse.length) +
-                 " elements, codec " + options.sparse.codec + ", 50 us; SIMULATED",
+                 " elements, codec " + options.sparse.codec + ", 50 us; SIMULATED, wire time alone",
              "teams (R-SAG; B-SAG, whose bytes depend on the data) at density " +
-                 number("%g", options.sparse.density),
+                 number("%g", options.sparse.density) + "; n: elements simulated, each counted x times",
              "",
-             cells({"ranks", "link", "dense", "seconds", "dense wins", "by", "one team", "r-sag", "seconds",
-                    "b-sag", "seconds", "by"})};
+             cells({"ranks", "link", "dense", "seconds", "dense wins", "n", "x", "one team", "r-sag",
+                    "seconds", "b-sag", "seconds", "n", "x"})};
   }
   lines.push_back(
       cells({std::to_string(size.ranks), link_text(rate), std::string(point.dense().name),
              seconds_text(c.dense_seconds), none ? "never" : "> " + number("%.3f", c.density),
-             c.simulated ? "sim" : "formula", seconds_text(t.one_team_seconds), std::to_string(t.fixed.teams),
-             seconds_text(t.fixed_seconds), std::to_string(t.bruck.teams), seconds_text(t.bruck_seconds),
-             t.simulated ? "sim" : "formula"}));
+             std::to_string(size.crossover), number("%.0f", c.scale), seconds_text(t.one_team_seconds),
+             std::to_string(t.fixed.teams), seconds_text(t.fixed_seconds), std::to_string(t.bruck.teams),
+             seconds_text(t.bruck_seconds), std::to_string(size.teams), number("%.0f", t.scale)}));
   report.add_object(row, lines, true);
 }
 
 }  // namespace
 
 void bench_crossover(const BenchOptions& options, Report& report) {
+  bool first = true;
   for (const Size& size : kSizes) {
     for (const double rate : kRates) {
+      if (options.ranks_given && size.ranks != options.ranks) continue;
       report.progress("crossover: " + std::to_string(size.ranks) + " ranks, " + link_text(rate) + " ...");
-      add_point(options, size, rate, report);
+      add_point(options, size, rate, first, report);
+      first = false;
     }
   }
+  if (!first) return;
+  std::string sizes;
+  for (const Size& size : kSizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size.ranks);
+  throw UsageError("--crossover is made for --ranks " + sizes + "; without --ranks for all of them");
 }
 
 }  // namespace weft::cli

@@ -56,6 +56,8 @@ class CaseRun {
     rank_.world.run(options, [this](Comm comm) { return work_.run(comm); });
     seconds_.push_back(seconds(clock_.now() - start));
     if (!check && case_.shape.bytes() > kAlwaysChecked) return;
+    // Where ranks outnumber cores, the check of one that has ended would take a core from one that has not.
+    rank_.world.barrier();
     if (spoil_ && rank_.world.rank() == 0) work_.spoil();
     correct_ = correct_ && work_.correct();
   }

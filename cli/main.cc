@@ -84,6 +84,8 @@ int main(int argc, char** argv) {
     return complain(one_line(e.what()) + " (weft --help)", kUsage);
   } catch (const weft::UsageError& e) {
     return complain(e.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return complain("there is not enough memory for this", kFailed);
   } catch (const std::exception& e) {
     return complain(e.what(), kFailed);
   }

@@ -187,7 +187,8 @@ class Transport {
   virtual void post(RecvRecord& recv) noexcept = 0;
   virtual void cancel(TransferRecord& record) noexcept = 0;
   // Urgent traffic of this rank is under way. Until then (a time that is past ends it) a transport that can
-  // tell holds back less urgent messages that were posted and have not begun, except where somebody waits.
+  // tell holds back less urgent messages that were posted and have not begun, except where somebody waits;
+  // called again with the same time, it looks who waits now.
   virtual void give_way(Time until) noexcept { static_cast<void>(until); }
 
   // A new group; called by all its members, in the same order for two groups that share members. `members`

@@ -126,7 +126,10 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
   return ticket;
 }
 
-void Engine::hold() { scheduler_->hold(); }
+void Engine::hold() {
+  scheduler_->hold();
+  transport_.wake();
+}
 
 void Engine::release() {
   scheduler_->release();
@@ -264,6 +267,7 @@ void Engine::shut_down(std::exception_ptr cause) noexcept {
 }
 
 bool Engine::poll() noexcept {
+  scheduler_->look_at_hold();  // before the transport moves more of what is to wait
   bool any = transport_.poll();
   if (!failure_ && !closed_) {
     if (std::exception_ptr broken = transport_.failure()) fail(std::move(broken));

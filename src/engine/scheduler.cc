@@ -153,12 +153,15 @@ void Scheduler::hold_changes() {
   if (!options_.priority) return;
   held_since_ = clock().now();
   next_aging_ = later(held_since_, options_.hold_limit);
-  inner_.give_way(was_held_ ? next_aging_ : Time{0});
+  held_until_ = was_held_ ? next_aging_ : Time{0};
+  inner_.give_way(held_until_);
 }
 
 bool Scheduler::pump() noexcept {
-  if (held() != was_held_) hold_changes();
+  look_at_hold();
+  if (look_again_ && was_held_ && options_.hold_limit != kNever) inner_.give_way(held_until_);
   if (queued_ == 0) {
+    look_again_ = false;
     next_aging_ = kNever;
     return false;
   }

@@ -26,6 +26,10 @@ class Scheduler final : public Decorator, public SendObserver {
   void hold() { holds_.fetch_add(1); }       // any thread
   void release() { holds_.fetch_sub(1); }    // any thread
   void look_again() { look_again_ = true; }  // somebody waits for a ticket now
+  // Tells the transport if traffic is held from now on, or no longer.
+  void look_at_hold() {
+    if (held() != was_held_) hold_changes();
+  }
   // Starts what may start. True if anything did.
   bool pump() noexcept;
   Time next_deadline() const;
@@ -64,6 +68,7 @@ class Scheduler final : public Decorator, public SendObserver {
   Time next_aging_ = kNever;
   bool was_held_ = false;  // age counts from where holding began: waiting in a busy window is not being held
   Time held_since_{};
+  Time held_until_{};
 };
 
 }  // namespace weft

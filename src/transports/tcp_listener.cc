@@ -147,6 +147,8 @@ void Listener::heard_proof(const std::shared_ptr<Guest>& guest) {
   const int rank = guest->hello.from;
   const Refusal refusal = place ? host_.admit(rank, *place) : Refusal::token;
   guest->verdict = make_verdict(token, guest->hello_bytes, guest->challenge, guest->proof, refusal);
+  // A rank now, and no longer a stranger that makes room for the next one. Its handler keeps it alive.
+  if (refusal == Refusal::none) std::erase(guests_, guest);
   asio::async_write(guest->socket, asio::buffer(guest->verdict),
                     [shared = shared_, guest, refusal, rank](const std::error_code& failed, std::size_t n) {
                       Listener* self = shared->listener;
@@ -154,7 +156,6 @@ void Listener::heard_proof(const std::shared_ptr<Guest>& guest) {
                       self->bytes_.sent += n;
                       if (refusal != Refusal::none)
                         return failed ? self->drop(guest) : self->turn_away(guest);
-                      std::erase(self->guests_, guest);
                       if (failed)
                         self->host_.withdrawn(rank);
                       else

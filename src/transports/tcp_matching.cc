@@ -108,10 +108,7 @@ bool TcpTransport::may_begin(const Outgoing& message) {
 void TcpTransport::give_way(Time until) noexcept {
   const bool over = until <= clock_.now();
   gives_way_until_ = over ? Time{0} : until;
-  if (!over) {
-    next_tick_ = std::min(next_tick_, until);  // which looks at those that wait
-    return;
-  }
+  if (!over) next_tick_ = std::min(next_tick_, until);  // which looks at those that wait
   for (const auto& p : peers_) {
     if (p != nullptr && p->gives_way()) touch(*p);
   }

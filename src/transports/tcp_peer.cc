@@ -239,13 +239,24 @@ bool Peer::checksummed(Outgoing& message) {
   return piece == rest;
 }
 
-bool Peer::next_is_ready() {
+// What goes next, or null: nothing, or all of it gives way, or its checksum is not done. Where the first one
+// gives way, somebody may wait for another.
+Outgoing* Peer::choose() {
+  const auto may_go = [this](const Outgoing* m) {
+    return m->state == Outgoing::State::asking || events_.may_begin(*m);
+  };
   held_ = false;
-  if (queue_.empty()) return false;
-  Outgoing& next = *queue_.front();
-  if (next.state == Outgoing::State::asking) return true;
-  held_ = !events_.may_begin(next);
-  return !held_ && checksummed(next);
+  if (queue_.empty()) return nullptr;
+  Outgoing* next = queue_.front();
+  if (!may_go(next)) {
+    next = nullptr;
+    for (Outgoing* m : queue_) {
+      if ((next == nullptr || Outgoing::goes_after(next, m)) && may_go(m)) next = m;
+    }
+    held_ = next == nullptr;
+  }
+  if (next == nullptr || next->state == Outgoing::State::asking) return next;
+  return checksummed(*next) ? next : nullptr;
 }
 
 // Decides what goes next. False if there is nothing, or the next message is not ready.
@@ -253,10 +264,16 @@ bool Peer::load() {
   batch_.clear();
   batch_done_ = 0;
   batch_.swap(control_);
-  while (batch_.size() < kBatch && next_is_ready()) {
-    std::pop_heap(queue_.begin(), queue_.end(), Outgoing::goes_after);
-    Outgoing& message = *queue_.back();
-    queue_.pop_back();
+  while (batch_.size() < kBatch) {
+    Outgoing* const next = choose();
+    if (next == nullptr) break;
+    Outgoing& message = *next;
+    if (next == queue_.front()) {
+      std::pop_heap(queue_.begin(), queue_.end(), Outgoing::goes_after);
+      queue_.pop_back();
+    } else {
+      dequeue(message);
+    }
     if (message.state == Outgoing::State::asking) {
       message.state = Outgoing::State::requested;
       message.frame.kind = wire::FrameKind::request;

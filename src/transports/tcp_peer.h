@@ -176,7 +176,7 @@ class Peer {
   void finish_payload();
   bool load();
   bool checksummed(Outgoing& message);
-  bool next_is_ready();
+  Outgoing* choose();
   void advance(std::size_t written);
   void append(const wire::Frame& frame);
 

@@ -129,6 +129,7 @@ void TcpTransport::tick() {
   const Time late = now - last_tick_ - interval;
   last_tick_ = now;
   next_tick_ = now + interval;
+  if (gives_way_until_ > now) next_tick_ = std::min(next_tick_, gives_way_until_);
   if (closing_) return;
   for (const auto& p : peers_) {
     if (p == nullptr || !p->open() || failure_) continue;
@@ -144,7 +145,7 @@ void TcpTransport::tick() {
       }
     }
     if (p->gives_way()) touch(*p);  // the hold may be over
-    if (p->idle() && now - p->spoken() >= options_.heartbeat * 3 / 4) {
+    if ((p->idle() || p->gives_way()) && now - p->spoken() >= options_.heartbeat * 3 / 4) {
       p->say(frame(wire::FrameKind::heartbeat));
       touch(*p);
     }

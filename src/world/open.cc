@@ -31,6 +31,8 @@ std::unique_ptr<Transport> open_tcp(const Config& config, const Placement& place
   else if (!place.master_address.empty())
     options.master_addr = place.master_address;
   const int master_port = place.master_port != 0 ? place.master_port : kDefaultMasterPort;
+  if (config.port == 0 && master_port == 65535)
+    throw UsageError("MASTER_PORT is 65535, and weft meets at the port behind it: set WEFT_PORT");
   options.port = static_cast<std::uint16_t>(config.port != 0 ? config.port : master_port + 1);
   options.job = config.job;
   options.token = config.token.reveal();

@@ -21,6 +21,8 @@ class EmulatedNetwork {
   EmulatedNetwork(const std::optional<EmulatedLink>& link, ThreadsWorld& transports, int ranks)
       : plain_(transports) {
     if (!link) return;
+    if (!(link->bytes_per_second >= 0) || !(link->scale_up_bytes_per_second >= 0))
+      throw UsageError("an emulated link has a rate of bytes per second, or 0 for none");
     LinkOptions options;
     options.ranks = ranks;
     options.latency_seconds = link->latency_seconds;

@@ -363,8 +363,12 @@ class SparseTest(CliTest):
                     self.assertAlmostEqual(row["captured_energy"], 1, places=6, msg=row)
 
     def test_crossover(self) -> None:
-        rows = self.bench("sparse_allreduce", "--transport", "sim", "--crossover", "--length", "25000000", "--codec", "coo")
-        self.assertEqual([row["ranks"] for row in rows], [14] * 3 + [64] * 3 + [256] * 3 + [1024] * 3)
+        case = ("sparse_allreduce", "--transport", "sim", "--crossover", "--length", "25000000", "--codec", "coo")
+        rows = self.bench(*case, "--ranks", "14")
+        self.assertEqual([row["ranks"] for row in rows], [14] * 3)
+        done = weft("bench", *case, "--ranks", "15")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("14, 64, 256, 1024", done.stderr)
         for row in rows:  # 16 k against 8 n bytes, and about as many rounds
             self.assertTrue(0.45 < row["crossover_density"] < 0.55, row)
             self.assertTrue(row["simulated"])
