@@ -29,6 +29,7 @@ namespace weft::cli {
 
 namespace {
 
+constexpr Time kFarewell = 1s;  // from a rank's failure to SIGTERM: the others find out and say so
 constexpr Time kGrace = 3s;     // from SIGTERM to SIGKILL
 constexpr Time kDrain = 200ms;  // for output that is under way when the last rank has ended
 
@@ -150,6 +151,7 @@ class Job {
       wait_for_something();
       take_signals();
       reap();
+      if (end_at_ && clock_.now() >= *end_at_) end_all();
       if (kill_at_ && clock_.now() >= *kill_at_) {
         signal_all(SIGKILL);
         kill_at_.reset();
@@ -158,6 +160,7 @@ class Job {
     drain();
     return status_;
   }
+  bool told_to_end() const { return told_to_end_; }
 
  private:
   void start(int rank);
@@ -170,9 +173,8 @@ class Job {
       if (lines.fd() >= 0) polled.push_back({lines.fd(), POLLIN, 0});
     }
     int timeout = -1;
-    if (kill_at_) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(*kill_at_ - clock_.now()).count();
+    if (const std::optional<Time> next = kill_at_ ? kill_at_ : end_at_) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*next - clock_.now()).count();
       timeout = static_cast<int>(std::max<long long>(0, left)) + 1;
     }
     if (poll(polled.data(), polled.size(), timeout) <= 0) return;
@@ -190,6 +192,7 @@ class Job {
       if (signal == SIGCHLD) continue;
       if (status_ == 0) {
         status_ = 128 + signal;
+        told_to_end_ = true;
         std::fprintf(stderr, "weft launch: told to end (%s)\n", signal_text(signal).c_str());
       }
       end_all();
@@ -220,12 +223,13 @@ class Job {
     status_ = status;
     const std::string others = running_ > 0 ? "; ending the other " + std::to_string(running_) : "";
     std::fprintf(stderr, "weft launch: rank %d failed first: it %s%s\n", rank, text.c_str(), others.c_str());
-    end_all();
+    end_at_ = clock_.now() + kFarewell;
   }
 
   void end_all() {
     if (ending_) return;
     ending_ = true;
+    end_at_.reset();
     signal_all(SIGTERM);
     kill_at_ = clock_.now() + kGrace;
   }
@@ -261,7 +265,8 @@ class Job {
   int running_ = 0;
   int status_ = 0;
   bool ending_ = false;
-  std::optional<Time> kill_at_;
+  bool told_to_end_ = false;
+  std::optional<Time> end_at_, kill_at_;
 };
 
 std::vector<std::string> Job::environment(int rank) const {
@@ -324,9 +329,13 @@ void Job::start(int rank) {
 }  // namespace
 
 int launch(const LaunchOptions& options) {
-  std::fflush(nullptr);
-  Job job(options);
-  return job.run();
+  for (int restart = 0;; ++restart) {
+    std::fflush(nullptr);
+    Job job(options);
+    const int status = job.run();
+    if (status == 0 || job.told_to_end() || restart >= options.restarts) return status;
+    std::fprintf(stderr, "weft launch: starting all ranks again (%d of %d)\n", restart + 1, options.restarts);
+  }
 }
 
 }  // namespace weft::cli

@@ -65,6 +65,7 @@ int main(int argc, char** argv) {
       "First steps:\n"
       "  weft doctor                                         what works on this machine, and how fast\n"
       "  weft bench allreduce --ranks 4 --link 1gbit,50us    four ranks as threads, over a slow link\n"
+      "  weft train --ranks 4 --link 100mbit,50us            train a model on them (weft train --help)\n"
       "  weft launch -n 4 -- ./program                       four ranks as processes, over tcp");
   using weft::cli::Run;
   const auto added = [&app](Run (*add)(CLI::App&)) {
@@ -72,7 +73,8 @@ int main(int argc, char** argv) {
     return std::pair<CLI::App*, Run>(app.get_subcommands({}).back(), std::move(run_verb));
   };
   const std::array verbs{added(weft::cli::add_info), added(weft::cli::add_doctor),
-                         added(weft::cli::add_bench), added(weft::cli::add_launch)};
+                         added(weft::cli::add_bench), added(weft::cli::add_launch),
+                         added(weft::cli::add_train)};
 
   const Invocation call = invocation(argc, argv);
   try {

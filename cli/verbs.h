@@ -31,5 +31,6 @@ Run add_info(CLI::App& app);
 Run add_doctor(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_launch(CLI::App& app);
+Run add_train(CLI::App& app);
 
 }  // namespace weft::cli

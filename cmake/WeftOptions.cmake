@@ -1,11 +1,12 @@
 # The optional parts: what each needs, whether it is there, and one line about it.
-# Sets WEFT_MPI, WEFT_TCP, WEFT_HIGHWAY, WEFT_SPDLOG, WEFT_TESTS, WEFT_BENCH, WEFT_CLI, WEFT_FUZZ to TRUE or FALSE.
+# Sets WEFT_MPI, WEFT_TCP, WEFT_TORCH, WEFT_HIGHWAY, WEFT_SPDLOG, WEFT_TESTS, WEFT_BENCH, WEFT_CLI, WEFT_FUZZ to TRUE or
+# FALSE.
 
 set(WEFT_WITH_MPI AUTO CACHE STRING "mpi transport: AUTO, ON or OFF")
 set(WEFT_WITH_TCP AUTO CACHE STRING "tcp transport: AUTO, ON or OFF")
 set(WEFT_WITH_HIGHWAY AUTO CACHE STRING "SIMD kernels: AUTO, ON or OFF")
 set(WEFT_WITH_SPDLOG AUTO CACHE STRING "Logs through spdlog (else plain stderr): AUTO, ON or OFF")
-set(WEFT_WITH_TORCH OFF CACHE STRING "weft_torch: nothing in the tree needs it yet")
+set(WEFT_WITH_TORCH AUTO CACHE STRING "weft_torch, models in LibTorch: AUTO, ON or OFF")
 set(WEFT_WITH_CUDA OFF CACHE STRING "Device kernels: nothing in the tree needs it yet")
 set(WEFT_BUILD_TESTS AUTO CACHE STRING "Tests: AUTO, ON or OFF")
 set(WEFT_BUILD_BENCH AUTO CACHE STRING "Micro-benchmarks: AUTO, ON or OFF")
@@ -66,6 +67,15 @@ if(WEFT_WITH_MPI)
 endif()
 weft_decide(WEFT_MPI WEFT_WITH_MPI "mpi transport"
   MPI_CXX_FOUND "MPI not found (apt-get install openmpi-bin libopenmpi-dev)")
+
+if(WEFT_WITH_TORCH)
+  find_package(LibTorch 2.11 QUIET MODULE)  # cmake/FindLibTorch.cmake
+endif()
+weft_decide(WEFT_TORCH WEFT_WITH_TORCH "weft_torch"
+  LibTorch_FOUND "${LibTorch_PROBLEM}")
+if(WEFT_TORCH)
+  message(STATUS "weft: torch ${LibTorch_VERSION}")
+endif()
 
 if(WEFT_BUILD_CLI)
   find_package(CLI11 QUIET CONFIG)

@@ -28,6 +28,10 @@ BucketPlan::BucketPlan(std::vector<ParameterInfo> parameters, const BucketOption
   for (const ParameterInfo& p : parameters_) {
     if (p.name.empty()) throw UsageError("buckets: a parameter has no name");
     if (p.count < 0) throw UsageError("buckets: parameter '" + p.name + "' has a negative count");
+    if (p.rows < 0 || (p.rows > 0 && p.count % p.rows != 0)) {
+      throw UsageError("buckets: parameter '" + p.name + "' of " + std::to_string(p.count) +
+                       " elements has no " + std::to_string(p.rows) + " rows");
+    }
   }
   std::iota(names_in_order_.begin(), names_in_order_.end(), 0);
   std::vector<int> order = names_in_order_;
@@ -84,6 +88,7 @@ std::uint64_t BucketPlan::hash() const {
     for (const BucketPiece& piece : b.pieces) {
       const ParameterInfo& p = parameter(piece.parameter);
       hash = mix_in(hash, static_cast<std::uint64_t>(p.count));
+      hash = mix_in(hash, static_cast<std::uint64_t>(p.rows));
       for (const char c : p.name) hash = mix_in(hash, static_cast<unsigned char>(c));
     }
   }

@@ -24,6 +24,7 @@ struct ParameterInfo {
   std::string name;        // unique: state is kept by it
   std::int64_t count = 0;  // float32 elements
   int use = 0;             // place in the next forward; equal ones keep the order of the list
+  std::int64_t rows = 0;   // of a matrix, row-major, rows x count / rows; 0: a vector. For low rank only
 };
 
 struct BucketOptions {
@@ -47,7 +48,8 @@ struct Bucket {
 class BucketPlan {
  public:
   BucketPlan() = default;
-  // Throws UsageError for a name that is empty or there twice, a negative count, a bucket_bytes below 4.
+  // Throws UsageError for a name that is empty or there twice, a negative count, rows that do not divide it,
+  // a bucket_bytes below 4.
   BucketPlan(std::vector<ParameterInfo> parameters, const BucketOptions& options);
 
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
@@ -60,7 +62,7 @@ class BucketPlan {
   std::int64_t first_of(int parameter) const { return places_[static_cast<std::size_t>(parameter)].first; }
   int find(const std::string& name) const;  // -1: there is none
   std::int64_t sparse_count() const;        // elements in buckets that are not dense
-  std::uint64_t hash() const;               // of names, counts and buckets
+  std::uint64_t hash() const;               // of names, counts, rows and buckets
 
  private:
   struct Place {

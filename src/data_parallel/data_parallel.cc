@@ -1,11 +1,15 @@
 #include "data_parallel/data_parallel.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
+#include "base/names.h"
+#include "collectives/registry.h"
 #include "kernels/select.h"
 #include "weft/collective.h"
 #include "weft/error.h"
+#include "weft/identity.h"
 
 namespace weft {
 
@@ -18,21 +22,25 @@ double checked_density(double density) {
   return density;
 }
 
+constexpr std::string_view kPowerSgd = "powersgd";
+
 bool is_dense_row(std::string_view algorithm) { return algorithm == "dense" || algorithm == "dense-bf16"; }
 
-// Above the hops of every sparse all-reduce (a ring has 2 size), and small: tags of mpi have few bits for
-// them.
-std::uint32_t names_hop(int size) { return 8 * static_cast<std::uint32_t>(size) + 256; }
+void check_algorithm(const DataParallelOptions& options) {
+  std::vector<std::string_view> known;
+  for (const SparseAlgorithm& row : sparse_algorithms()) known.push_back(row.name);
+  known.push_back(kPowerSgd);
+  if (std::ranges::find(known, options.algorithm) == known.end())
+    refuse(unknown_name("algorithm", options.algorithm, known));
+  if (options.rank < 1) refuse("rank must be at least 1, not " + std::to_string(options.rank));
+  if (!(options.min_compression >= 0)) refuse("min_compression must not be negative");
+  if (options.all_reduce != "auto") find_algorithm(Family::all_reduce, options.all_reduce);
+}
 
-// 0: all finite. A vector is to blame with its residual: their sum is what was put in.
-std::byte blame(std::span<const float> gradient, std::span<const float> residual) {
-  std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < gradient.size(); ++i) {
-    const float sum = residual.empty() ? gradient[i] : gradient[i] + residual[i];
-    largest = std::max(largest, magnitude_key(sum));
-  }
-  if (largest < kInfinityKey) return std::byte{0};
-  return static_cast<std::byte>(largest > kInfinityKey ? StepResult::Kind::nan : StepResult::Kind::infinity);
+// What is short needs no bucket of its own where nothing is selected.
+BucketOptions buckets_of(std::string_view algorithm, BucketOptions buckets) {
+  if (algorithm == kPowerSgd) buckets.dense_below = 0;
+  return buckets;
 }
 
 Task<void> compare_plans(Comm comm, std::shared_ptr<std::vector<std::int64_t>> hashes) {
@@ -50,96 +58,20 @@ Task<void> compare_plans(Comm comm, std::shared_ptr<std::vector<std::int64_t>> h
 
 }  // namespace
 
-// A bucket in a step. What its operation reads and writes; nobody else does between submit and the ticket's
-// end.
-struct DataParallel::Run {
-  const BucketPlan* plan = nullptr;
-  const Bucket* bucket = nullptr;
-  SparseState* state = nullptr;
-  SparseOptions options;
-  bool measures = false;
-  std::size_t pending = 0;          // gradients that are not here yet
-  std::span<const float> gradient;  // the caller's memory, or the buffer
-  std::vector<float> buffer;
-  SparseResult result;
-  double measured = 0;            // scale of the result
-  std::vector<float> magnitudes;  // of its entries
-  std::vector<std::byte> blamed;  // rank after rank, one for each piece; only where the result is not finite
-
-  std::int64_t count_of(const BucketPiece& piece) const { return plan->parameter(piece.parameter).count; }
-  std::span<float> part(const BucketPiece& piece) {
-    buffer.resize(static_cast<std::size_t>(bucket->count));
-    return std::span(buffer).subspan(static_cast<std::size_t>(piece.first),
-                                     static_cast<std::size_t>(count_of(piece)));
-  }
-  const BucketPiece& piece_around(std::int64_t index) const {
-    const auto after = std::upper_bound(bucket->pieces.begin(), bucket->pieces.end(), index,
-                                        [](std::int64_t i, const BucketPiece& p) { return i < p.first; });
-    return *(after - 1);
-  }
-  // f(piece, index inside its parameter, value) for the entries of the result.
-  template <class F>
-  void visit(F&& f) const {
-    const BucketPiece* at = nullptr;
-    std::int64_t end = 0;
-    result.for_each([&](std::int64_t index, float value) {
-      if (at == nullptr || index < at->first || index >= end) {
-        at = &piece_around(index);
-        end = at->first + count_of(*at);
-      }
-      f(*at, index - at->first, value);
-    });
-  }
-
-  void measure();
-  void find_blame(int rank, int size);
-  static Task<void> reduce(Comm comm, Run* run);
-};
-
-void DataParallel::Run::measure() {
-  magnitudes.clear();
-  result.for_each([this](std::int64_t, float value) { magnitudes.push_back(std::abs(value)); });
-  measured = scale_of(magnitudes, bucket->count);
-}
-
-void DataParallel::Run::find_blame(int rank, int size) {
-  const std::size_t pieces = bucket->pieces.size();
-  blamed.assign(pieces * static_cast<std::size_t>(size), std::byte{0});
-  for (std::size_t i = 0; i < pieces; ++i) {
-    const BucketPiece& piece = bucket->pieces[i];
-    const auto first = static_cast<std::size_t>(piece.first);
-    const auto count = static_cast<std::size_t>(count_of(piece));
-    const std::span<const float> residual = state->residual();
-    blamed[static_cast<std::size_t>(rank) * pieces + i] =
-        blame(gradient.subspan(first, count), residual.empty() ? residual : residual.subspan(first, count));
-  }
-}
-
-Task<void> DataParallel::Run::reduce(Comm comm, Run* run) {
-  co_await sparse_all_reduce(comm, run->gradient, *run->state, run->result, run->options);
-  if (run->result.finite()) {
-    auto measure = [run] { run->measure(); };
-    if (run->measures) co_await comm.compute(measure);
-    co_return;
-  }
-  // All ranks know it, so all of them come here.
-  auto find = [run, &comm] { run->find_blame(comm.rank(), comm.size()); };
-  co_await comm.compute(find);
-  const Dense blamed(std::span<std::byte>{run->blamed});
-  const Comm apart = comm.hops_from(names_hop(comm.size()));
-  co_await all_gather(apart, blamed);
-}
-
 DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
                            DataParallelOptions options)
     : engine_(engine),
       comm_(comm),
       options_(std::move(options)),
-      plan_(std::move(parameters), options_.buckets),
+      plan_(std::move(parameters), buckets_of(options_.algorithm, options_.buckets)),
       state_(std::make_unique<ParameterState>(plan_)) {
   checked_density(options_.density);
-  find_sparse_algorithm(options_.algorithm);
+  check_algorithm(options_);
   wire::sparse_codec_of(options_.codec);
+  if (options_.dtype != DType::float32 && options_.dtype != DType::float64)
+    refuse("gradients are float32 or float64");
+  if (options_.dtype == DType::float64 && options_.algorithm != "dense")
+    refuse("float64 gradients are reduced by 'dense' only, not by '" + options_.algorithm + "'");
   if (options_.divisor == 0) options_.divisor = comm.size();
   if (!(options_.divisor > 0)) refuse("the divisor must be positive");
   lay_out();
@@ -151,24 +83,45 @@ DataParallel::~DataParallel() = default;
 void DataParallel::lay_out() {
   runs_.clear();
   for (int b = 0; b < plan_.num_buckets(); ++b) {
-    auto run = std::make_unique<Run>();
+    auto run = std::make_unique<BucketRun>();
     run->plan = &plan_;
     run->bucket = &plan_.bucket(b);
     run->state = &state_->bucket(b);
+    run->wide = options_.dtype == DType::float64;
     run->options.codec = options_.codec;
     run->options.blocks = options_.blocks;
     run->options.residual = options_.residual;
     run->options.teams = options_.teams;
     run->options.gather = options_.gather;
     run->options.threads = options_.threads;
+    if (options_.algorithm == kPowerSgd) run->low_rank = low_rank_of_bucket(*run->bucket);
+    run->order = options_.all_reduce;
     runs_.push_back(std::move(run));
   }
   has_result_ = false;
 }
 
+std::unique_ptr<LowRank> DataParallel::low_rank_of_bucket(const Bucket& bucket) {
+  const LowRankOptions options{
+      .rank = options_.rank, .min_compression = options_.min_compression, .seed = options_.seed};
+  auto out = std::make_unique<LowRank>(options);
+  for (const BucketPiece& piece : bucket.pieces) {
+    const ParameterInfo& info = plan_.parameter(piece.parameter);
+    out->add(info.name, info.rows, info.count, &state_->factor(piece.parameter));
+  }
+  return out;
+}
+
 void DataParallel::submit_comparison() {
   auto hashes = std::make_shared<std::vector<std::int64_t>>(static_cast<std::size_t>(comm_.size()));
-  (*hashes)[static_cast<std::size_t>(comm_.rank())] = static_cast<std::int64_t>(plan_.hash());
+  std::uint64_t hash = plan_.hash();
+  if (options_.algorithm == kPowerSgd) {
+    for (const std::uint64_t part : {static_cast<std::uint64_t>(options_.rank), options_.seed,
+                                     std::bit_cast<std::uint64_t>(options_.min_compression)}) {
+      hash = mix(hash ^ part);
+    }
+  }
+  (*hashes)[static_cast<std::size_t>(comm_.rank())] = static_cast<std::int64_t>(hash);
   const SubmitOptions submit{.name = "plan of buckets", .slot = options_.first_slot, .step = attempt_++};
   tickets_.push_back(
       engine_.submit(comm_, submit, [hashes](Comm comm) { return compare_plans(comm, hashes); }));
@@ -194,35 +147,55 @@ void DataParallel::begin_step() {
     const auto i = static_cast<std::size_t>(b);
     const Bucket& bucket = plan_.bucket(b);
     if (bucket.dense) quotas_[i] = bucket.count;
-    Run& run = *runs_[i];
+    BucketRun& run = *runs_[i];
+    if (run.low_rank) quotas_[i] = bucket.count;
+    run.step = static_cast<std::uint32_t>(state_->step());
     run.pending = bucket.pieces.size();
     run.options.k = quotas_[i];
     // (Where every entry would be sent, indices are a waste, and selection on the way may lose some.)
-    const bool whole = quotas_[i] == bucket.count && !is_dense_row(options_.algorithm);
+    const bool whole = quotas_[i] == bucket.count && !is_dense_row(options_.algorithm) && !run.low_rank;
     run.options.algorithm = whole || bucket.dense ? std::string_view("dense") : options_.algorithm;
-    run.measures = adapts && !bucket.dense;
+    run.measures = adapts && !bucket.dense && !run.low_rank;
   }
   ready_.assign(static_cast<std::size_t>(plan_.num_parameters()), false);
   has_result_ = false;
   phase_ = Phase::open;
 }
 
-void DataParallel::gradient_ready(int parameter, std::span<const float> gradient) {
+// The bucket of a gradient that may come now.
+int DataParallel::accept(int parameter, std::size_t count, DType dtype) {
   if (parameter < 0 || parameter >= plan_.num_parameters()) {
     refuse("there is no parameter " + std::to_string(parameter));
   }
   const ParameterInfo& info = plan_.parameter(parameter);
-  if (static_cast<std::int64_t>(gradient.size()) != info.count) {
-    refuse("a gradient of " + std::to_string(gradient.size()) + " elements for '" + info.name +
-           "', which has " + std::to_string(info.count));
+  if (static_cast<std::int64_t>(count) != info.count) {
+    refuse("a gradient of " + std::to_string(count) + " elements for '" + info.name + "', which has " +
+           std::to_string(info.count));
   }
+  if (dtype != options_.dtype) refuse("a gradient of '" + info.name + "' of another type than was announced");
   if (phase_ == Phase::ended) refuse("a gradient of '" + info.name + "' after step_end()");
   if (phase_ == Phase::between) begin_step();
   if (ready_[static_cast<std::size_t>(parameter)])
     refuse("a second gradient of '" + info.name + "' in one step");
   ready_[static_cast<std::size_t>(parameter)] = true;
-  const int b = plan_.bucket_of(parameter);
-  Run& run = *runs_[static_cast<std::size_t>(b)];
+  return plan_.bucket_of(parameter);
+}
+
+void DataParallel::arrived(int bucket) {
+  if (--runs_[static_cast<std::size_t>(bucket)]->pending == 0) submit(bucket);
+}
+
+void DataParallel::gradient_ready(int parameter, std::span<const double> gradient) {
+  const int b = accept(parameter, gradient.size(), DType::float64);
+  BucketRun& run = *runs_[static_cast<std::size_t>(b)];
+  const BucketPiece piece{parameter, plan_.first_of(parameter)};
+  std::copy(gradient.begin(), gradient.end(), run.part_of(run.values, piece).begin());
+  arrived(b);
+}
+
+void DataParallel::gradient_ready(int parameter, std::span<const float> gradient) {
+  const int b = accept(parameter, gradient.size(), DType::float32);
+  BucketRun& run = *runs_[static_cast<std::size_t>(b)];
   if (run.bucket->pieces.size() == 1) {
     run.gradient = gradient;
   } else {
@@ -230,11 +203,11 @@ void DataParallel::gradient_ready(int parameter, std::span<const float> gradient
     std::copy(gradient.begin(), gradient.end(), run.part(piece).begin());
     run.gradient = run.buffer;
   }
-  if (--run.pending == 0) submit(b);
+  arrived(b);
 }
 
 void DataParallel::submit(int b) {
-  Run* const run = runs_[static_cast<std::size_t>(b)].get();
+  BucketRun* const run = runs_[static_cast<std::size_t>(b)].get();
   const std::string name = "gradients of bucket " + std::to_string(b) + " from " +
                            plan_.parameter(run->bucket->pieces.front().parameter).name;
   const SubmitOptions options{.name = name,
@@ -242,31 +215,111 @@ void DataParallel::submit(int b) {
                               .priority = b,
                               .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
                               .step = attempt_};
-  tickets_.push_back(engine_.submit(comm_, options, [run](Comm comm) { return Run::reduce(comm, run); }));
+  run->ticket = tickets_.size();
+  tickets_.push_back(engine_.submit(comm_, options, [run](Comm comm) {
+    if (run->low_rank) return BucketRun::reduce_low_rank(comm, run);
+    return run->wide ? BucketRun::reduce_wide(comm, run) : BucketRun::reduce(comm, run);
+  }));
+}
+
+void DataParallel::submit_unused() {
+  used_.assign(ready_.begin(), ready_.end());
+  const SubmitOptions options{.name = "which parameters were used",
+                              .traffic = TrafficClass::gradient,
+                              .slot = options_.first_slot,
+                              .step = attempt_};
+  static constexpr AllReduceOptions kAny{.reduction = Reduction::max};
+  tickets_.push_back(engine_.submit(comm_, options, [this](Comm comm) {
+    return all_reduce(comm, Dense(std::span<std::int32_t>{used_}), kAny);
+  }));
 }
 
 void DataParallel::step_end() {
   if (phase_ == Phase::ended) refuse("step_end() twice in one step");
   if (phase_ == Phase::between) begin_step();
   for (int b = 0; b < plan_.num_buckets(); ++b) {
-    Run& run = *runs_[static_cast<std::size_t>(b)];
+    BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     if (run.pending == 0) continue;
     for (const BucketPiece& piece : run.bucket->pieces) {
       if (ready_[static_cast<std::size_t>(piece.parameter)]) continue;
-      const std::span<float> part = run.part(piece);
-      std::fill(part.begin(), part.end(), 0.0F);
+      if (run.wide) {
+        std::ranges::fill(run.part_of(run.values, piece), 0.0);
+        continue;
+      }
+      std::ranges::fill(run.part(piece), 0.0F);
     }
     run.gradient = run.buffer;
     run.pending = 0;
     submit(b);
   }
+  if (options_.find_unused) submit_unused();
   phase_ = Phase::ended;
 }
 
-void DataParallel::take_verdicts(StepResult& out) const {
+std::vector<Ticket> DataParallel::tickets_for(int use) const {
+  std::vector<Ticket> out;
+  if (phase_ != Phase::ended) return out;
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
+    const auto is_used = [&](const BucketPiece& piece) {
+      return plan_.parameter(piece.parameter).use == use;
+    };
+    if (std::ranges::any_of(run->bucket->pieces, is_used)) out.push_back(tickets_[run->ticket]);
+  }
+  return out;
+}
+
+const BucketRun& DataParallel::finished_run(int parameter, std::size_t count) const {
+  if (parameter < 0 || parameter >= plan_.num_parameters())
+    refuse("there is no parameter " + std::to_string(parameter));
+  if (static_cast<std::int64_t>(count) != plan_.parameter(parameter).count) {
+    refuse("room for " + std::to_string(count) + " elements of '" + plan_.parameter(parameter).name + "'");
+  }
+  const BucketRun& run = *runs_[static_cast<std::size_t>(plan_.bucket_of(parameter))];
+  if (phase_ == Phase::ended) {
+    const Ticket& ticket = tickets_[run.ticket];
+    if (!ticket.done()) refuse("the result of '" + plan_.parameter(parameter).name + "' is not here yet");
+    if (ticket.error()) std::rethrow_exception(ticket.error());
+  } else if (!has_result_) {
+    refuse("there is no result of '" + plan_.parameter(parameter).name + "'");
+  }
+  if (!run.finite()) throw UsageError(verdicts().text);
+  return run;
+}
+
+void DataParallel::result_of(int parameter, std::span<float> out) const {
+  const BucketRun& run = finished_run(parameter, out.size());
+  if (run.wide) refuse("the results are float64");
+  const auto divisor = static_cast<float>(options_.divisor);
+  const auto first = static_cast<std::size_t>(plan_.first_of(parameter));
+  const SparseResult::Contents& contents = run.result.contents();
+  if (contents.is_dense) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = contents.dense[first + i] / divisor;
+    return;
+  }
+  std::ranges::fill(out, 0.0F);
+  run.visit([&](const BucketPiece& piece, std::int64_t index, float value) {
+    if (piece.parameter == parameter) out[static_cast<std::size_t>(index)] = value / divisor;
+  });
+}
+
+void DataParallel::result_of(int parameter, std::span<double> out) const {
+  const BucketRun& run = finished_run(parameter, out.size());
+  if (!run.wide) refuse("the results are float32");
+  const auto first = static_cast<std::size_t>(plan_.first_of(parameter));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = run.values[first + i] / options_.divisor;
+}
+
+bool DataParallel::used(int parameter) const {
+  if (!options_.find_unused) refuse("used() without find_unused");
+  return used_[static_cast<std::size_t>(parameter)] != 0;
+}
+
+StepResult DataParallel::verdicts() const {
+  StepResult out{.committed = false, .step = state_->step(), .bad = {}, .text = {}};
   std::string overflowed;
-  for (const std::unique_ptr<Run>& run : runs_) {
-    if (run->result.finite()) continue;
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
+    const bool known = phase_ != Phase::ended || tickets_[run->ticket].done();
+    if (!known || run->finite()) continue;
     const std::size_t pieces = run->bucket->pieces.size();
     const std::size_t before = out.bad.size();
     for (std::size_t i = 0; i < run->blamed.size(); ++i) {
@@ -290,6 +343,7 @@ void DataParallel::take_verdicts(StepResult& out) const {
   }
   if (out.bad.size() > kNamed) out.text += "; and " + std::to_string(out.bad.size() - kNamed) + " more";
   out.text += overflowed;
+  return out;
 }
 
 StepResult DataParallel::finish() {
@@ -307,13 +361,12 @@ StepResult DataParallel::finish() {
     state_->roll_back();
     std::rethrow_exception(t.error());
   }
-  if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->result.finite(); })) {
-    take_verdicts(out);
+  if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->finite(); })) {
     state_->roll_back();
-    return out;
+    return verdicts();
   }
   for (int b = 0; b < plan_.num_buckets(); ++b) {
-    const Run& run = *runs_[static_cast<std::size_t>(b)];
+    const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     if (run.measures) state_->stage_scale(b, run.measured);
   }
   state_->commit();
@@ -324,6 +377,7 @@ StepResult DataParallel::finish() {
 
 void DataParallel::copy_to(std::span<const std::span<float>> outputs) const {
   if (!has_result_) refuse("there is no committed result to copy");
+  if (options_.dtype != DType::float32) refuse("copy_to: the results are float64");
   if (static_cast<int>(outputs.size()) != plan_.num_parameters())
     refuse("copy_to: one span for each parameter");
   for (int p = 0; p < plan_.num_parameters(); ++p) {
@@ -335,7 +389,7 @@ void DataParallel::copy_to(std::span<const std::span<float>> outputs) const {
     std::fill(out.begin(), out.end(), 0.0F);
   }
   const auto divisor = static_cast<float>(options_.divisor);
-  for (const std::unique_ptr<Run>& run : runs_) {
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
     const SparseResult::Contents& contents = run->result.contents();
     if (!contents.is_dense) {
       run->visit([&](const BucketPiece& piece, std::int64_t index, float value) {
@@ -357,7 +411,7 @@ void DataParallel::for_each(
     const std::function<void(int parameter, std::int64_t index, float value)>& f) const {
   if (!has_result_) refuse("there is no committed result to visit");
   const auto divisor = static_cast<float>(options_.divisor);
-  for (const std::unique_ptr<Run>& run : runs_) {
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
     run->visit([&](const BucketPiece& piece, std::int64_t index, float value) {
       f(piece.parameter, index, value / divisor);
     });
@@ -373,7 +427,7 @@ void DataParallel::replan(const BucketOptions& buckets, std::span<const int> use
   std::vector<ParameterInfo> parameters(plan_.parameters().begin(), plan_.parameters().end());
   if (!use.empty() && use.size() != parameters.size()) refuse("replan: one place of use for each parameter");
   for (std::size_t p = 0; p < use.size(); ++p) parameters[p].use = use[p];
-  BucketPlan plan(std::move(parameters), buckets);
+  BucketPlan plan(std::move(parameters), buckets_of(options_.algorithm, buckets));
   state_->install(plan);
   plan_ = std::move(plan);
   options_.buckets = buckets;
@@ -403,6 +457,18 @@ const SparseResult& DataParallel::result(int bucket) const {
 
 const SparseOptions& DataParallel::call(int bucket) const {
   return runs_[static_cast<std::size_t>(bucket)]->options;
+}
+
+const LowRank* DataParallel::low_rank(int bucket) const {
+  return runs_[static_cast<std::size_t>(bucket)]->low_rank.get();
+}
+
+double DataParallel::low_rank_bytes() const {
+  double sum = 0;
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
+    if (run->low_rank) sum += run->low_rank->bytes(comm_.size());
+  }
+  return sum;
 }
 
 }  // namespace weft

@@ -8,6 +8,10 @@
 //     const StepResult result = dp.finish();
 //     if (result.committed) dp.copy_to(outputs);  // else result.text says which gradients are to blame
 //
+// The next forward need not wait for all of them: when tickets_for(use) are done, result_of(parameter, out)
+// has what the parameters of that place are to be updated with. It throws where that result is not finite.
+// finish() comes all the same, when all tickets are done and before the next step's first gradient.
+//
 // A bucket is submitted when its last gradient is there: slot = first_slot + 1 + its index, priority = its
 // place in the next forward. Ranks may complete buckets in any order: their identities are the same
 // everywhere.
@@ -32,6 +36,7 @@
 #include <string>
 #include <vector>
 
+#include "data_parallel/bucket_run.h"
 #include "data_parallel/buckets.h"
 #include "data_parallel/quotas.h"
 #include "data_parallel/state.h"
@@ -43,9 +48,11 @@ namespace weft {
 struct DataParallelOptions {
   // affects results; equal on all ranks
   // Of sparse buckets: a row of the sparse all-reduces. Dense buckets use "dense", and so do those whose
-  // quota is their length (unless the row is a dense one itself).
+  // quota is their length (unless the row is a dense one itself). Or "powersgd": compressors/low_rank.h; then
+  // no bucket is dense (dense_below is taken as 0), because what is short travels with the first factors.
   std::string algorithm = "spardl";
-  double density = 0.01;  // entries of the result over elements of the sparse buckets, in (0, 1]
+  DType dtype = DType::float32;  // of all gradients; float64: with "dense" only
+  double density = 0.01;         // entries of the result over elements of the sparse buckets, in (0, 1]
   std::string codec = "packed";
   std::string blocks = "dealt";
   ResidualRule residual = ResidualRule::gres;
@@ -53,14 +60,19 @@ struct DataParallelOptions {
   std::string gather = "auto";
   QuotaKind quotas = QuotaKind::adaptive;
   BucketOptions buckets;
-  double divisor = 0;  // 0: the size of the group
+  int rank = 4;                     // of powersgd: columns of the factors, at least 1
+  double min_compression = 2;       // of powersgd: matrices that it shrinks by less are sent as they are
+  std::uint64_t seed = 0;           // of powersgd: of its first factors
+  std::string all_reduce = "auto";  // of powersgd: order of additions, weft/collective.h
+  double divisor = 0;               // 0: the size of the group
+  bool find_unused = false;         // ask all ranks which parameters got a gradient: one short operation more
   // affects speed only
   int threads = 1;               // of the selection
   std::uint32_t first_slot = 0;  // takes 1 + number of buckets
 };
 
 struct StepResult {
-  enum class Kind : std::uint8_t { infinity = 1, nan = 2 };
+  using Kind = BadKind;
   struct Bad {
     int parameter = 0;
     int rank = 0;
@@ -84,11 +96,22 @@ class DataParallel {
   // `gradient` is read until the step's tickets are done (a parameter that is alone in its bucket is not
   // copied). Throws UsageError for a wrong length, or a second gradient in one step.
   void gradient_ready(int parameter, std::span<const float> gradient);
+  void gradient_ready(int parameter, std::span<const double> gradient);  // always copied
   void step_end();
   std::span<const Ticket> tickets() const { return tickets_; }  // submitted since the last finish()
   // Commits or rolls back. REQUIRES: step_end() was called; every ticket is done. Rethrows the first error of
   // a ticket.
   StepResult finish();
+
+  // Of the step that has ended: the operations that bring the results of the parameters with this place of
+  // use.
+  std::vector<Ticket> tickets_for(int use) const;
+  // The sum over the divisor, of one parameter. REQUIRES: its ticket is done, without an error; the next step
+  // has not begun. Throws UsageError, with the sentence of finish(), where the sum is not finite.
+  void result_of(int parameter, std::span<float> out) const;
+  void result_of(int parameter, std::span<double> out) const;
+  // Some rank had a gradient for it. REQUIRES: find_unused; all tickets are done.
+  bool used(int parameter) const;
 
   // The committed sum over the divisor, until the next step's first gradient. outputs[p], of the parameter's
   // length, is overwritten; an empty one is skipped. It may be the gradient's own memory.
@@ -111,24 +134,34 @@ class DataParallel {
   // The operation of a bucket in the last step: its call, and the step of its identity (until finish()).
   const SparseOptions& call(int bucket) const;
   std::uint32_t operation_step() const { return attempt_; }
+  // Of powersgd: what a bucket sums, else none; and the bytes that each rank sends in a step where both sums
+  // have those of a ring. What a rank did send: result(bucket).entry_bytes_sent().
+  const LowRank* low_rank(int bucket) const;
+  std::string_view order_of_additions() const { return options_.all_reduce; }
+  double low_rank_bytes() const;
 
  private:
-  struct Run;  // of a bucket
   void lay_out();
   void submit_comparison();
+  std::unique_ptr<LowRank> low_rank_of_bucket(const Bucket& bucket);
   void begin_step();
+  int accept(int parameter, std::size_t count, DType dtype);
+  void arrived(int bucket);
   void submit(int bucket);
+  void submit_unused();
+  const BucketRun& finished_run(int parameter, std::size_t count) const;
   void require_between_steps(const char* what) const;
-  void take_verdicts(StepResult& out) const;
+  StepResult verdicts() const;
 
   Engine& engine_;
   Comm comm_;
   DataParallelOptions options_;
   BucketPlan plan_;
   std::unique_ptr<ParameterState> state_;
-  std::vector<std::unique_ptr<Run>> runs_;
+  std::vector<std::unique_ptr<BucketRun>> runs_;
   std::vector<std::int64_t> quotas_;
-  std::vector<bool> ready_;  // of each parameter
+  std::vector<bool> ready_;         // of each parameter
+  std::vector<std::int32_t> used_;  // on some rank, where the ranks are asked
   std::vector<Ticket> tickets_;
   std::uint32_t attempt_ = 0;  // step of the operations: also counts what was not committed
   enum class Phase : std::uint8_t { between, open, ended } phase_ = Phase::between;

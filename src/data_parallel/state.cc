@@ -28,12 +28,13 @@ void check_complete(std::span<const StateSnapshot> snapshots) {
                        ", others of step " + number(snapshots[0].step));
     }
     const auto same = [](const StateSnapshot::Parameter& a, const StateSnapshot::Parameter& b) {
-      return a.name == b.name && a.count == b.count;
+      return a.name == b.name && a.count == b.count && a.factor == b.factor && a.factor_rank == b.factor_rank;
     };
     if (!std::equal(s.parameters.begin(), s.parameters.end(), snapshots[0].parameters.begin(),
                     snapshots[0].parameters.end(), same)) {
-      throw UsageError("reshard: rank " + number(s.rank) + "'s snapshot has other parameters than rank " +
-                       number(snapshots[0].rank) + "'s");
+      throw UsageError("reshard: rank " + number(s.rank) +
+                       "'s snapshot has other parameters or factors than rank " + number(snapshots[0].rank) +
+                       "'s");
     }
     for (const StateSnapshot::Parameter& p : s.parameters) {
       if (!p.residual.empty() && static_cast<std::int64_t>(p.residual.size()) != p.count) {
@@ -45,8 +46,18 @@ void check_complete(std::span<const StateSnapshot> snapshots) {
 
 void check_finite(const StateSnapshot::Parameter& p) {
   const auto finite = [](float v) { return std::isfinite(v); };
-  if (std::all_of(p.residual.begin(), p.residual.end(), finite) && std::isfinite(p.scale)) return;
+  if (std::all_of(p.residual.begin(), p.residual.end(), finite) && std::isfinite(p.scale) &&
+      std::all_of(p.factor.begin(), p.factor.end(), finite)) {
+    return;
+  }
   throw UsageError("state: the snapshot of '" + p.name + "' is not finite");
+}
+
+// Columns of a factor of the parameter, as far as its elements say.
+void check_factor(const StateSnapshot::Parameter& p) {
+  const auto rank = static_cast<std::size_t>(p.factor_rank);
+  if (p.factor_rank >= 0 && (rank == 0 ? p.factor.empty() : p.factor.size() % rank == 0)) return;
+  throw UsageError("state: the factor of '" + p.name + "' is torn");
 }
 
 void add(std::vector<float>& into, const std::vector<float>& residual) {
@@ -89,6 +100,7 @@ ParameterState::ParameterState(const BucketPlan& plan) : plan_(plan) {
   for (const Bucket& b : plan_.buckets()) buckets_.push_back(std::make_unique<SparseState>(b.count));
   scales_.assign(static_cast<std::size_t>(plan_.num_parameters()), kUnmeasured);
   staged_scales_ = scales_;
+  factors_.resize(scales_.size());
 }
 
 std::span<const float> ParameterState::residual(int parameter) const {
@@ -125,11 +137,13 @@ void ParameterState::commit() {
   }
   for (const auto& b : buckets_) b->commit();
   scales_ = staged_scales_;
+  for (WarmFactor& f : factors_) f.commit();
   ++step_;
 }
 
 void ParameterState::roll_back() {
   for (const auto& b : buckets_) b->roll_back();
+  for (WarmFactor& f : factors_) f.roll_back();
   staged_scales_ = scales_;
 }
 
@@ -137,10 +151,15 @@ StateSnapshot ParameterState::save(int rank, int size) const {
   StateSnapshot out{.step = step_, .rank = rank, .size = size, .parameters = {}, .controllers = {}};
   for (int p = 0; p < plan_.num_parameters(); ++p) {
     const std::span<const float> mine = residual(p);
-    out.parameters.push_back({.name = plan_.parameter(p).name,
-                              .count = plan_.parameter(p).count,
+    const ParameterInfo& info = plan_.parameter(p);
+    const std::vector<float>& factor = factors_[static_cast<std::size_t>(p)].columns;
+    const auto columns = static_cast<std::size_t>(info.rows == 0 ? 0 : info.count / info.rows);
+    out.parameters.push_back({.name = info.name,
+                              .count = info.count,
                               .residual = {mine.begin(), mine.end()},
-                              .scale = scale(p)});
+                              .scale = scale(p),
+                              .factor = factor,
+                              .factor_rank = columns == 0 ? 0 : static_cast<int>(factor.size() / columns)});
   }
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const SparseWork& work = bucket(b).work();
@@ -163,6 +182,7 @@ void ParameterState::load(const StateSnapshot& snapshot, int rank, int size) {
   next.step_ = snapshot.step;
   for (const StateSnapshot::Parameter& from : snapshot.parameters) {
     check_finite(from);
+    check_factor(from);
     const int p = plan_.find(from.name);
     const bool fits =
         p >= 0 && from.count == plan_.parameter(p).count &&
@@ -170,6 +190,10 @@ void ParameterState::load(const StateSnapshot& snapshot, int rank, int size) {
     if (fits) {
       if (!from.residual.empty()) next.add_residual(p, from.residual);
       next.scales_[static_cast<std::size_t>(p)] = from.scale;
+      const std::int64_t rows = plan_.parameter(p).rows;
+      if (rows > 0 && static_cast<std::int64_t>(from.factor.size()) == from.count / rows * from.factor_rank) {
+        next.factors_[static_cast<std::size_t>(p)].columns = from.factor;
+      }
       continue;
     }
     if (std::any_of(from.residual.begin(), from.residual.end(), [](float v) { return v != 0; })) {

@@ -2,6 +2,8 @@
 //
 //   residual     of each parameter: what compression left behind on this rank, in units of the gradient
 //   scale        of each parameter: what its bucket's quota follows (quotas.h); the same on all ranks
+//   factor       of each matrix that is compressed to low rank: where the next step begins; the same on all
+//                ranks
 //   controllers  of each bucket: thresholds and team quotas of its algorithm
 //
 // An operation writes into staging only; commit() makes all of it so at once, roll_back() forgets it. Memory
@@ -24,6 +26,7 @@
 #include <vector>
 
 #include "collectives/sparse_allreduce/call.h"
+#include "compressors/low_rank.h"
 #include "data_parallel/buckets.h"
 #include "data_parallel/quotas.h"
 #include "weft/sparse.h"
@@ -37,6 +40,8 @@ struct StateSnapshot {
     std::int64_t count = 0;
     std::vector<float> residual;  // empty: zeros
     double scale = kUnmeasured;
+    std::vector<float> factor;  // factor_rank columns, one after the other; empty: none
+    int factor_rank = 0;
   };
   struct Controllers {
     std::vector<std::string> parameters;  // of the bucket, in its order
@@ -51,7 +56,8 @@ struct StateSnapshot {
 };
 
 // The snapshots of all ranks of a job, for `size` ranks. Controllers are kept only where the size stays.
-// Throws UsageError unless they are one snapshot of each rank, of one step, with the same parameters.
+// Throws UsageError unless they are one snapshot of each rank, of one step, with the same parameters and
+// factors.
 std::vector<StateSnapshot> reshard(std::span<const StateSnapshot> snapshots, int size);
 
 class ParameterState {
@@ -66,6 +72,8 @@ class ParameterState {
   // Committed; empty: zeros. Valid until the next commit.
   std::span<const float> residual(int parameter) const;
   double scale(int parameter) const { return scales_[static_cast<std::size_t>(parameter)]; }
+  // Stays where it is until install() or load().
+  WarmFactor& factor(int parameter) { return factors_[static_cast<std::size_t>(parameter)]; }
   std::int64_t step() const { return step_; }  // committed ones
 
   // What the last result says of a bucket; joins the staged state of its operation.
@@ -75,9 +83,10 @@ class ParameterState {
   void roll_back();
 
   StateSnapshot save(int rank, int size) const;
-  // Replaces everything. Names that the snapshot lacks start with zeros. Throws UsageError, and changes
-  // nothing, for a snapshot of another rank or size (reshard first), with values that are not finite, or with
-  // a residual that has no place here.
+  // Replaces everything. Names that the snapshot lacks start with zeros, and so does a factor of a matrix
+  // that has another shape here: it holds no mass. Throws UsageError, and changes nothing, for a snapshot of
+  // another rank or size (reshard first), with values that are not finite, or with a residual that has no
+  // place here.
   void load(const StateSnapshot& snapshot, int rank, int size);
 
  private:
@@ -86,6 +95,7 @@ class ParameterState {
   BucketPlan plan_;
   std::vector<std::unique_ptr<SparseState>> buckets_;
   std::vector<double> scales_, staged_scales_;  // of each parameter
+  std::vector<WarmFactor> factors_;             // of each parameter
   std::int64_t step_ = 0;
 };
 

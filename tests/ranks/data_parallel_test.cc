@@ -202,8 +202,39 @@ void check_case(World& world, DataParallelOptions options, std::uint32_t first_s
   EXPECT_FALSE(equal(seen.outputs, plain(dp.plan(), world.size(), seen, false)));  // control
 }
 
-void check_blame(World& world, std::uint32_t first_slot) {
-  DataParallelOptions options = case_of("spardl");
+// Low rank: the bits of the simulation, in outputs, residuals and factors, and a balance up to rounding.
+void check_powersgd(World& world, std::uint32_t first_slot) {
+  DataParallelOptions options = case_of("powersgd");
+  options.rank = 2;
+  options.all_reduce = "ring";  // the cost model's choice is the link's, and with it the bits
+  options.first_slot = first_slot;
+  DataParallel dp(world.engine(), world.comm(), model(), options);
+  const Seen seen = train(world, dp);
+  const Seen expected = simulate(options, world.size(), world.rank());
+  EXPECT_TRUE(seen.outputs == expected.outputs);
+  double largest = 0;
+  for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
+    EXPECT_TRUE(seen.state.parameters[p].residual == expected.state.parameters[p].residual);
+    EXPECT_TRUE(seen.state.parameters[p].factor == expected.state.parameters[p].factor);
+    for (const Vectors& out : seen.outputs) {
+      for (const float v : out[p]) largest = std::max(largest, std::abs(static_cast<double>(v)));
+    }
+    for (const float v : seen.state.parameters[p].residual) {
+      largest = std::max(largest, std::abs(static_cast<double>(v)));
+    }
+  }
+  EXPECT_EQ(seen.state.parameters[0].factor_rank, 2);
+  // In each step a rank rounds gradient + residual, of at most 1000 + largest, and the new residual, no
+  // larger. The output here is y itself, y / W rounds on every rank: three roundings for each rank and step.
+  // A residual in between may exceed the last one; twice covers it.
+  EXPECT_LE(lost(world, seen), 0x1p-24 * 3 * kSteps * world.size() * 2 * (1000 + largest));
+  // Control: another seed gives other factors, and with them other outputs.
+  options.seed = 1;
+  EXPECT_FALSE(seen.outputs == simulate(options, world.size(), world.rank()).outputs);
+}
+
+void check_blame(World& world, std::uint32_t first_slot, std::string_view algorithm) {
+  DataParallelOptions options = case_of(algorithm);
   options.first_slot = first_slot;
   DataParallel dp(world.engine(), world.comm(), model(), options);
   Vectors gradients = zeros();
@@ -225,7 +256,9 @@ void check_rank(World& world) {
                                        case_of("oktopk")};
   std::uint32_t first_slot = 0;
   for (const DataParallelOptions& options : cases) check_case(world, options, first_slot += 20);
-  check_blame(world, first_slot + 20);
+  check_powersgd(world, first_slot + 20);
+  check_blame(world, first_slot + 40, "spardl");
+  check_blame(world, first_slot + 60, "powersgd");
 }
 
 TEST(DataParallelRanks, EqualThePlainLoopsAndTheSimulationOnThreads) {

@@ -174,6 +174,7 @@ int failures(std::string_view algorithm, const std::vector<std::int64_t>& length
     SparseOptions options = sparse_test::options_of(10);
     options.algorithm = algorithm;
     try {
+      world.barrier();  // nobody fails before all are here
       world.run({.name = "sparse", .timeout = 10s},
                 [&](Comm comm) { return sparse_all_reduce(comm, gradient, state, result, options); });
     } catch (const TransportError&) {

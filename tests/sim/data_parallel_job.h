@@ -24,9 +24,9 @@ namespace weft::data_parallel_test {
 using Vectors = std::vector<std::vector<float>>;
 
 inline std::vector<ParameterInfo> model() {
-  return {{"embed", 3000, 0},         {"layer1.weight", 900, 1}, {"layer1.bias", 30, 2},
-          {"layer2.weight", 1200, 3}, {"layer2.bias", 40, 4},    {"layer3.weight", 700, 5},
-          {"layer3.bias", 10, 6},     {"head", 2500, 7}};
+  return {{"embed", 3000, 0, 60},         {"layer1.weight", 900, 1, 30}, {"layer1.bias", 30, 2},
+          {"layer2.weight", 1200, 3, 40}, {"layer2.bias", 40, 4},        {"layer3.weight", 700, 5, 10},
+          {"layer3.bias", 10, 6},         {"head", 2500, 7, 50}};
 }
 
 inline DataParallelOptions options_of(double density, ResidualRule rule = ResidualRule::gres,
@@ -98,12 +98,11 @@ struct Worker {
 class Job {
  public:
   Job(int ranks, const std::vector<ParameterInfo>& parameters, const DataParallelOptions& options,
-      std::uint64_t seed = 0)
+      std::uint64_t seed = 0, const EngineOptions& engine = {.operation_timeout = 10s})
       : world_(sim_options(ranks, seed)), seed_(seed), workers_(static_cast<std::size_t>(ranks)) {
     for (int r = 0; r < ranks; ++r) {
       Worker& w = (*this)[r];
-      w.engine =
-          std::make_unique<Engine>(world_.transport(r), EngineOptions{.operation_timeout = 10s}, nullptr);
+      w.engine = std::make_unique<Engine>(world_.transport(r), engine, nullptr);
       world_.attach(r, *w.engine);
       w.dp = std::make_unique<DataParallel>(*w.engine, w.engine->world(), parameters, options);
       for (const ParameterInfo& p : parameters) w.gradients.emplace_back(static_cast<std::size_t>(p.count));

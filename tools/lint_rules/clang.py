@@ -53,7 +53,7 @@ def apply_format(tree):
 
 
 def check_tidy(tree, build, cache):
-    """(path, line, message) of clang-tidy for every compiled file of src/; each header's complaint once."""
+    """(path, line, message) of clang-tidy for every compiled file of src/ and weft_torch/; each header's complaint once."""
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
         commands = {relative(entry["file"], tree.root): entry["command"] for entry in json.load(file)}
     version = subprocess.run([TIDY, "--version"], capture_output=True, text=True, check=True).stdout
@@ -70,7 +70,7 @@ def check_tidy(tree, build, cache):
                 found = [[path, 1, f"{TIDY} failed: {(done.stderr or done.stdout).strip()[-300:]}"]]
             return found
         return [tuple(problem) for problem in cache.get(key, compute)]
-    paths = sorted(path for path in commands if path.startswith("src/") and path in tree.texts)
+    paths = sorted(path for path in commands if path.startswith(("src/", "weft_torch/")) and path in tree.texts)
     return sorted(set(parallel(one, paths))), len(paths)
 
 

@@ -16,6 +16,7 @@ LAYERS = [
     ["data_parallel", "embedding", "moe", "pipeline"],
     ["planner", "workload"],
     ["world"],
+    ["weft_torch"],
 ]
 DEPTH = {folder: depth for depth, row in enumerate(LAYERS) for folder in row}
 
@@ -35,14 +36,17 @@ LIBRARIES = [
     (re.compile(r"mpi\.h$"), "MPI", re.compile(r"src/transports/mpi")),
     (re.compile(r"(boost/)?asio\b"), "asio", re.compile(r"src/transports/tcp")),
     (re.compile(r"openssl/"), "OpenSSL", re.compile(r"src/transports/tcp")),
-    (re.compile(r"(torch|ATen|c10)/"), "torch", None),
+    (re.compile(r"(torch|ATen|c10)/"), "torch", re.compile(r"weft_torch/(?!data/)")),
+    (re.compile(r"(fmt|spdlog)/"), "fmt", re.compile(r"src/")),  # torch brings another fmt
     (re.compile(r"(cuda|cub|nccl|thrust)(_\w+)?(/|\.h)"), "CUDA", re.compile(r"src/kernels/cuda/")),
 ]
 
 
 def folder_of(path):
-    """The layer's folder of a file in src/ or include/weft/, or None for a public header nobody listed."""
+    """The layer's folder of a file in src/, weft_torch/ or include/weft/, or None for a public header nobody listed."""
     parts = path.split("/")
+    if parts[0] == "weft_torch":
+        return parts[0]
     if parts[0] == "src":
         return parts[1] if len(parts) > 2 else None
     return FOLDER_OF_PUBLIC.get(posixpath.relpath(path, "include/weft"))
@@ -50,11 +54,11 @@ def folder_of(path):
 
 def resolve(name, tree):
     """The file in the tree that #include "name" means, or None."""
-    return next((p for p in (f"include/{name}", f"src/{name}") if p in tree.texts), None)
+    return next((p for p in (f"include/{name}", f"src/{name}", name) if p in tree.texts), None)
 
 
 def check(path, text, tree):
-    """(line, message) for each include of a file in src/ or include/weft/ that goes the wrong way."""
+    """(line, message) for each include of a file in src/, weft_torch/ or include/weft/ that goes the wrong way."""
     mine = folder_of(path)
     if mine not in DEPTH:
         yield 1, ("public header without a layer: list it in tools/lint_rules/layers.py" if path.startswith("include/")
@@ -68,7 +72,7 @@ def check(path, text, tree):
             continue
         target = resolve(name, tree)
         if target is None:
-            yield line, f'"{name}" is neither in include/ nor in src/ (write "folder/file.h")'
+            yield line, f'"{name}" is in none of include/, src/ and weft_torch/ (write "folder/file.h")'
             continue
         if path.startswith("include/") and target.startswith("src/"):
             yield line, f'a public header includes "{name}" of src/'
@@ -89,7 +93,7 @@ def check_listed(path, _text, tree):
     yield 1, "in no CMakeLists.txt: it is not built"
 
 
-def closure(path, tree, roots=("include/", "src/", "tests/")):
+def closure(path, tree, roots=("include/", "src/", "tests/", "")):
     """The file and everything in the tree that it includes, directly or not."""
     seen, todo = set(), [path]
     while todo:

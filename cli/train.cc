@@ -1,0 +1,132 @@
+// weft train: finds or starts the ranks, gives the run its folder, and trains.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "run_folder.h"
+#include "torch_verbs.h"
+#include "train_options.h"
+#include "train_report.h"
+#include "verbs.h"
+#include "weft/error.h"
+#include "weft/trace.h"
+#include "weft/world.h"
+#include "weft_torch/train/agree.h"
+#include "weft_torch/train/trainer.h"
+
+namespace weft::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Makes the folder; only one rank of a run does.
+std::string claim_folder(const TrainCommand& command) {
+  const fs::path folder = command.place.folder.empty()
+                              ? default_folder(command.options.model, command.options.scheme)
+                              : command.place.folder;
+  prepare_folder(folder, command.run.resume != TrainRun::Resume::no);
+  return folder.string();
+}
+
+TrainRun run_in(const TrainCommand& command, const std::string& folder) {
+  TrainRun run = command.run;
+  run.checkpoints = (fs::path(folder) / "checkpoints").string();
+  return run;
+}
+
+std::string trace_text(std::span<const Trace> traces) {
+  std::vector<const Trace*> of_rank;
+  for (const Trace& trace : traces) of_rank.push_back(&trace);
+  return chrome_trace(of_rank);
+}
+
+ReportOptions report_of(const TrainCommand& command, const std::string& folder, std::string transport) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int busy = command.ranks * command.options.threads;
+  return {.folder = folder,
+          .config = command.config,
+          .transport = std::move(transport),
+          .ranks = command.ranks,
+          .oversubscribed = cores > 0 && busy > cores};
+}
+
+void on_threads(const TrainCommand& command) {
+  // Before the folder is made: what cannot be read leaves nothing behind.
+  DataOptions data = command.options.data;
+  data.words = command.options.sizes.vocabulary;
+  data.seed = command.options.seed;
+  const OpenedData opened = open_data(data);
+  if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
+  const std::string folder = claim_folder(command);
+  TrainRun run = run_in(command, folder);
+  run.source = opened.source;
+
+  std::vector<Trace> traces;
+  RunOptions ranks;
+  ranks.config = Config::from_environment();
+  if (command.trace) ranks.traces = &traces;
+  if (command.link) {
+    ranks.link = EmulatedLink{.bytes_per_second = command.link->bytes_per_second,
+                              .latency_seconds = command.link->latency_seconds};
+  }
+  TrainReport report(command.options, report_of(command, folder, "threads"));
+  TrainSummary summary;
+  run_ranks(command.ranks, ranks, [&](World& world) {
+    Observer quiet;
+    Observer& observer = world.rank() == 0 ? static_cast<Observer&>(report) : quiet;
+    const TrainSummary mine = train_rank(world, command.options, run, observer);
+    if (world.rank() == 0) summary = mine;
+  });
+  if (command.trace) write_file(fs::path(folder) / "trace.json", trace_text(traces));
+  report.finish(summary);
+}
+
+void as_launched(const TrainCommand& command) {
+  Trace trace;
+  JoinOptions join;
+  join.config = Config::from_environment();
+  if (command.trace) join.trace = &trace;
+  std::unique_ptr<TrainReport> report;
+  TrainSummary summary;
+  std::string folder;
+  int rank = 0;
+  {
+    const std::unique_ptr<World> world = join_world(join);
+    rank = world->rank();
+    try {
+      folder = from_rank_0(*world, [&] { return claim_folder(command); });
+      if (rank == 0) {
+        report = std::make_unique<TrainReport>(command.options,
+                                               report_of(command, folder, std::string(world->transport())));
+      }
+      Observer quiet;
+      summary = train_rank(*world, command.options, run_in(command, folder),
+                           report != nullptr ? static_cast<Observer&>(*report) : quiet);
+      world->barrier();  // nobody leaves while others still work
+    } catch (...) {
+      world->engine().abandon(std::current_exception());
+      throw;
+    }
+  }
+  if (command.trace) {
+    write_file(fs::path(folder) / ("trace.rank" + std::to_string(rank) + ".json"), trace_text({&trace, 1}));
+  }
+  if (report != nullptr) report->finish(summary);
+}
+
+}  // namespace
+
+int train(const std::vector<std::string>& arguments) {
+  const Placement place = detect_placement();
+  const TrainCommand command = read_train(arguments, place);
+  set_torch_threads(command.options.threads);
+  if (place.launcher == Placement::Launcher::none)
+    on_threads(command);
+  else
+    as_launched(command);
+  return kOk;
+}
+
+}  // namespace weft::cli

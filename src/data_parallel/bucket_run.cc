@@ -1,0 +1,164 @@
+#include "data_parallel/bucket_run.h"
+
+#include <cmath>
+
+#include "data_parallel/quotas.h"
+#include "kernels/select.h"
+#include "weft/collective.h"
+
+namespace weft {
+
+namespace {
+
+// Above the hops of every sparse all-reduce (a ring has 2 size), and small: tags of mpi have few bits for
+// them.
+std::uint32_t names_hop(int size) { return 8 * static_cast<std::uint32_t>(size) + 256; }
+// Above the hops of every dense all-reduce, below those that name who is to blame by as many.
+std::uint32_t second_hop(int size) { return names_hop(size) / 2; }
+
+// 0: all finite. A vector is to blame with its residual: their sum is what was put in.
+BadKind kind_of(bool nan) { return nan ? BadKind::nan : BadKind::infinity; }
+
+std::byte blame(std::span<const double> gradient) {
+  bool infinite = false;
+  for (const double value : gradient) {
+    if (std::isnan(value)) return static_cast<std::byte>(BadKind::nan);
+    infinite |= std::isinf(value);
+  }
+  return infinite ? static_cast<std::byte>(BadKind::infinity) : std::byte{0};
+}
+
+std::byte blame(std::span<const float> gradient, std::span<const float> residual) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    const float sum = residual.empty() ? gradient[i] : gradient[i] + residual[i];
+    largest = std::max(largest, magnitude_key(sum));
+  }
+  if (largest < kInfinityKey) return std::byte{0};
+  return static_cast<std::byte>(kind_of(largest > kInfinityKey));
+}
+
+// All ranks know that the result is not finite, so all of them come here.
+Task<void> name_blamed(Comm comm, BucketRun* run) {
+  auto find = [run, &comm] { run->find_blame(comm.rank(), comm.size()); };
+  co_await comm.compute(find);
+  const Dense blamed(std::span<std::byte>{run->blamed});
+  const Comm apart = comm.hops_from(names_hop(comm.size()));
+  co_await all_gather(apart, blamed);
+}
+
+Task<void> sum_factors(Comm comm, BucketRun* run, std::span<float> data) {
+  const std::uint64_t before = comm.operation().bytes_sent;
+  const AllReduceOptions options{.algorithm = run->order};
+  const Dense all(data);
+  co_await all_reduce(comm, all, options);
+  run->result.contents().entry_bytes_sent += comm.operation().bytes_sent - before;
+}
+
+}  // namespace
+
+void BucketRun::measure() {
+  magnitudes.clear();
+  result.for_each([this](std::int64_t, float value) { magnitudes.push_back(std::abs(value)); });
+  measured = scale_of(magnitudes, bucket->count);
+}
+
+void BucketRun::find_blame(int rank, int size) {
+  const std::size_t pieces = bucket->pieces.size();
+  blamed.assign(pieces * static_cast<std::size_t>(size), std::byte{0});
+  for (std::size_t i = 0; i < pieces; ++i) {
+    const BucketPiece& piece = bucket->pieces[i];
+    const auto first = static_cast<std::size_t>(piece.first);
+    const auto count = static_cast<std::size_t>(count_of(piece));
+    if (wide) {
+      blamed[static_cast<std::size_t>(rank) * pieces + i] = blame(part_of(values, piece));
+      continue;
+    }
+    const std::span<const float> residual = state->residual();
+    blamed[static_cast<std::size_t>(rank) * pieces + i] =
+        blame(gradient.subspan(first, count), residual.empty() ? residual : residual.subspan(first, count));
+  }
+}
+
+// Whether the sum is finite, and that there is nothing to feed back.
+void BucketRun::settle_wide() {
+  wide_finite = std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
+  state->work().has_staged = true;
+}
+
+Task<void> BucketRun::reduce_wide(Comm comm, BucketRun* run) {
+  auto find = [run, &comm] { run->find_blame(comm.rank(), comm.size()); };  // before the sum replaces it
+  co_await comm.compute(find);
+  const Dense values(std::span<double>{run->values});
+  co_await all_reduce(comm, values);
+  auto settle = [run] { run->settle_wide(); };
+  co_await comm.compute(settle);
+  if (run->wide_finite) co_return;
+  const Dense blamed(std::span<std::byte>{run->blamed});
+  const Comm apart = comm.hops_from(names_hop(comm.size()));
+  co_await all_gather(apart, blamed);
+}
+
+Task<void> BucketRun::reduce(Comm comm, BucketRun* run) {
+  co_await sparse_all_reduce(comm, run->gradient, *run->state, run->result, run->options);
+  if (run->result.finite()) {
+    auto measure = [run] { run->measure(); };
+    if (run->measures) co_await comm.compute(measure);
+    co_return;
+  }
+  co_await name_blamed(comm, run);
+}
+
+void BucketRun::begin_low_rank() {
+  SparseWork& work = state->work();
+  SparseResult::Contents& contents = result.contents();
+  contents = SparseResult::Contents{.deal = Deal(Deal::Kind::contiguous, 1, work.length),
+                                    .blocks = {},
+                                    .is_dense = true,
+                                    .dense = std::move(contents.dense),
+                                    .finite = false};
+  const Stopwatch watch(contents.select_seconds);
+  work.has_staged = false;
+  work.staged.resize(gradient.size());
+  low_rank->begin(gradient, work.residual, work.staged, step);
+}
+
+void BucketRun::finish_low_rank(int size) {
+  SparseWork& work = state->work();
+  SparseResult::Contents& contents = result.contents();
+  const Stopwatch watch(contents.select_seconds);
+  contents.dense.resize(gradient.size());
+  contents.finite = low_rank->finish(work.staged, contents.dense, size);
+  // What else a commit takes stays as it is.
+  work.next_thresholds = work.thresholds;
+  work.next_team_quota = work.team_quota;
+  work.has_staged = contents.finite;
+}
+
+// The steps of compressors/low_rank.h, with the two sums between them.
+Task<void> BucketRun::reduce_low_rank(Comm comm, BucketRun* run) {
+  SparseResult::Contents& contents = run->result.contents();
+  // Step 1
+  auto begin = [run] { run->begin_low_rank(); };
+  co_await comm.compute(begin);
+  co_await sum_factors(comm, run, run->low_rank->first());
+  // Step 2
+  bool finite = false;
+  auto project = [run, &contents, &finite] {
+    const Stopwatch watch(contents.select_seconds);
+    finite = run->low_rank->project(run->state->work().staged);
+  };
+  co_await comm.compute(project);
+  if (finite) {
+    const Comm second = comm.hops_from(second_hop(comm.size()));
+    if (!run->low_rank->second().empty()) co_await sum_factors(second, run, run->low_rank->second());
+    // Step 3
+    auto finish = [run, &comm] { run->finish_low_rank(comm.size()); };
+    co_await comm.compute(finish);
+  }
+  if (contents.finite) co_return;
+  contents.is_dense = false;
+  co_await name_blamed(comm, run);
+}
+
+}  // namespace weft

@@ -1,0 +1,82 @@
+// A bucket in a step: what its operation reads and writes. Nobody else does between submit and the ticket's
+// end.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "collectives/sparse_allreduce/call.h"
+#include "compressors/low_rank.h"
+#include "data_parallel/buckets.h"
+#include "weft/comm.h"
+#include "weft/sparse.h"
+#include "weft/task.h"
+
+namespace weft {
+
+enum class BadKind : std::uint8_t { infinity = 1, nan = 2 };
+
+struct BucketRun {
+  const BucketPlan* plan = nullptr;
+  const Bucket* bucket = nullptr;
+  SparseState* state = nullptr;
+  SparseOptions options;
+  bool measures = false;
+  bool wide = false;  // float64: `values` is the gradient, and then the sum
+  bool wide_finite = true;
+  std::vector<double> values;
+  std::unique_ptr<LowRank> low_rank;  // of the scheme "powersgd"; else none
+  std::string_view order = "auto";    // of additions: the all-reduce of its two sums
+  std::uint32_t step = 0;             // committed ones: a key of what is drawn
+  std::size_t ticket = 0;             // its place among the step's tickets
+  std::size_t pending = 0;            // gradients that are not here yet
+  std::span<const float> gradient;    // the caller's memory, or the buffer
+  std::vector<float> buffer;
+  SparseResult result;
+  double measured = 0;            // scale of the result
+  std::vector<float> magnitudes;  // of its entries
+  std::vector<std::byte> blamed;  // rank after rank, one for each piece; only where the result is not finite
+
+  bool finite() const { return wide ? wide_finite : result.finite(); }
+  std::int64_t count_of(const BucketPiece& piece) const { return plan->parameter(piece.parameter).count; }
+  template <class T>
+  std::span<T> part_of(std::vector<T>& all, const BucketPiece& piece) const {
+    all.resize(static_cast<std::size_t>(bucket->count));
+    return std::span(all).subspan(static_cast<std::size_t>(piece.first),
+                                  static_cast<std::size_t>(count_of(piece)));
+  }
+  std::span<float> part(const BucketPiece& piece) { return part_of(buffer, piece); }
+  const BucketPiece& piece_around(std::int64_t index) const {
+    const auto after = std::upper_bound(bucket->pieces.begin(), bucket->pieces.end(), index,
+                                        [](std::int64_t i, const BucketPiece& p) { return i < p.first; });
+    return *(after - 1);
+  }
+  // f(piece, index inside its parameter, value) for the entries of the result.
+  template <class F>
+  void visit(F&& f) const {
+    const BucketPiece* at = nullptr;
+    std::int64_t end = 0;
+    result.for_each([&](std::int64_t index, float value) {
+      if (at == nullptr || index < at->first || index >= end) {
+        at = &piece_around(index);
+        end = at->first + count_of(*at);
+      }
+      f(*at, index - at->first, value);
+    });
+  }
+
+  void measure();
+  void find_blame(int rank, int size);
+  void settle_wide();
+  void begin_low_rank();
+  void finish_low_rank(int size);
+  static Task<void> reduce(Comm comm, BucketRun* run);
+  static Task<void> reduce_wide(Comm comm, BucketRun* run);
+  static Task<void> reduce_low_rank(Comm comm, BucketRun* run);
+};
+
+}  // namespace weft

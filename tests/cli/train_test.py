@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""`weft train` as a user runs it: train_test.py PATH_TO_WEFT [unittest arguments]."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from typing import Any
+
+WEFT = str(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else ""
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WEFT_TOKEN")
+TINY = ("--preset", "tiny", "--data", "synthetic", "--synthetic-tokens", "20000", "--global-batch", "4", "--length", "12",
+        "--teams", "1", "--density", "0.05")
+FACTOR = float(os.environ.get("TEST_TIMEOUT_FACTOR", "1"))  # a sanitizer makes everything slower
+Done = subprocess.CompletedProcess[str]
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | {"OMP_NUM_THREADS": "1"}
+
+
+class TrainTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="weft-train-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def run_command(self, *command: str) -> Done:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60 * FACTOR, env=environment(),
+                              check=False, cwd=self.folder)
+
+    def train(self, *arguments: str, before: tuple[str, ...] = ()) -> Done:
+        return self.run_command(*before, WEFT, "train", *arguments)
+
+    def ok(self, done: Done) -> Done:
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
+
+    def losses(self, name: str) -> list[float]:
+        return [row["loss"] for row in self.metrics(name)]
+
+    def refused(self, *arguments: str, says: str, before: tuple[str, ...] = ()) -> Done:
+        """One sentence, no traceback, an exit status that is not 0."""
+        done = self.train(*arguments, before=before)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn(says, done.stderr)
+        self.assertNotIn("terminate called", done.stderr)
+        if not before:
+            self.assertEqual(len([line for line in done.stderr.splitlines() if "note:" not in line]), 1, done.stderr)
+            self.assertTrue(done.stderr.startswith("weft: "), done.stderr)
+        return done
+
+
+class RunTest(TrainTest):
+    def test_help_is_that_of_the_whole_verb(self) -> None:
+        done = self.ok(self.train("--help"))
+        for flag in ("--model", "--scheme", "--resume", "--config", "--lr-schedule"):
+            self.assertIn(flag, done.stdout)
+
+    def test_a_run_leaves_its_folder(self) -> None:
+        done = self.ok(self.train(*TINY, "--ranks", "3", "--steps", "4", "--out", "a", "--trace", "--link", "1gbit,50us"))
+        self.assertIn("tokens/s", done.stdout)
+        self.assertIn("formula", done.stdout)
+        rows = self.metrics("a")
+        self.assertEqual([row["step"] for row in rows], [0, 1, 2, 3])
+        for row in rows:
+            self.assertLessEqual({"loss", "lr", "density", "tokens", "seconds", "waited_seconds", "sent_bytes"}, row.keys())
+        summary = json.loads((self.folder / "a/summary.json").read_text())
+        self.assertEqual((summary["ranks"], summary["steps"], summary["compute"]), (3, 4, "real"))
+        self.assertEqual(summary["final_loss"], rows[-1]["loss"])
+        self.assertEqual(max(summary["waiting_share"], 1), 1)
+        self.assertTrue(json.loads((self.folder / "a/trace.json").read_text())["traceEvents"])
+        self.assertTrue((self.folder / "a/checkpoints/step-4/shared.safetensors").exists())
+        self.refused(*TINY, "--out", "a", says="has a run already")
+
+    def test_a_default_folder_and_real_text(self) -> None:
+        (self.folder / "book.txt").write_text("the cat sat on the mat and the dog sat on the cat . " * 40)
+        self.ok(self.train("--preset", "tiny", "--model", "lm", "--text", "book.txt", "--ranks", "1", "--steps", "2",
+                           "--checkpoint-every", "0", "--scheme", "dense"))
+        (folder,) = (self.folder / "runs").iterdir()
+        self.assertRegex(folder.name, r"^lm-dense-\d{8}-\d{6}$")
+        self.assertFalse((folder / "checkpoints").exists())
+
+    def test_config_file_round_trip(self) -> None:
+        flags = ("--ranks", "2", "--steps", "3", "--lr", "0.0123", "--clip-norm", "0.7", "--link", "2gbit,20us",
+                 "--skip-not-finite")
+        self.ok(self.train(*TINY, *flags, "--out", "a"))
+        config = (self.folder / "a/config.toml").read_text()
+        self.assertNotIn("token = ", config.lower().replace("tokens = ", ""))
+        self.ok(self.train("--config", "a/config.toml", "--out", "b"))
+        self.assertEqual((self.folder / "b/config.toml").read_text(), config)
+        self.assertEqual(self.losses("a"), self.losses("b"))
+        self.ok(self.train("--config", "a/config.toml", "--out", "c", "--seed", "9"))  # flags override
+        self.assertNotEqual(self.losses("a"), self.losses("c"))
+        (self.folder / "bad.toml").write_text('modle = "gpt"\n')
+        self.refused("--config", "bad.toml", says="modle")
+        self.refused("--config", "none.toml", says="none.toml")
+
+    def test_resume_goes_on_with_the_same_bits(self) -> None:
+        flags = ("--ranks", "2", "--steps", "6")
+        self.ok(self.train(*TINY, *flags, "--out", "a"))
+        self.ok(self.train(*TINY, "--ranks", "2", "--steps", "3", "--out", "b"))
+        self.ok(self.train("--resume", "b", "--steps", "6"))
+        self.assertEqual(self.losses("a"), self.losses("b"))
+        self.assertIn("nothing left", self.ok(self.train("--resume", "--out", "b")).stdout)
+        self.ok(self.train(*TINY, *flags, "--out", "c", "--resume", "auto"))  # nothing there: from the beginning
+        self.assertEqual(self.losses("a"), self.losses("c"))
+        self.ok(self.train("--resume", "b", "--steps", "8", "--ranks", "3"))
+        self.assertEqual(len(self.losses("b")), 8)
+
+
+class LauncherTest(TrainTest):
+    def setUp(self) -> None:
+        super().setUp()
+        if "tcp" not in json.loads(self.run_command(WEFT, "info", "--json").stdout)["build"]["transports"]:
+            self.skipTest("built without tcp")
+
+    def test_the_same_bits_as_threads_tcp_and_mpi(self) -> None:
+        flags = (*TINY, "--steps", "4", "--checkpoint-every", "0")
+        self.ok(self.train(*flags, "--ranks", "2", "--out", "threads"))
+        self.ok(self.train(*flags, "--out", "tcp", before=(WEFT, "launch", "-n", "2", "--")))
+        self.assertEqual(self.losses("threads"), self.losses("tcp"))
+        if shutil.which("mpirun"):
+            self.ok(self.train(*flags, "--out", "mpi", before=(*MPIRUN, "-n", "2")))
+            self.assertEqual(self.losses("threads"), self.losses("mpi"))
+        self.refused(*flags, "--ranks", "3", "--out", "x", says="leave --ranks out",
+                     before=(WEFT, "launch", "-n", "2", "--"))
+        self.refused(*flags, "--out", "tcp", says="has a run already", before=(WEFT, "launch", "-n", "2", "--"))
+
+    def kill_rank_1(self, job: subprocess.Popen[str], name: str, after: int) -> None:
+        """When the run has a checkpoint and is at least so far."""
+        end = time.monotonic() + 30 * FACTOR
+        metrics = self.folder / name / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < after:
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(job.poll())
+            time.sleep(0.05)
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                variables = entry.read_bytes().split(b"\0")
+                command = (entry.parent / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"RANK=1" in variables and str(self.folder).encode() in b"\0".join(variables) and b"weft-torch" in command:
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+                return
+        self.fail("rank 1 was not found")
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([WEFT, "launch", "-n", "3", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True, env=environment() | {"MARK": str(self.folder)}, cwd=self.folder)
+
+    def test_a_killed_rank_is_named_by_every_survivor_and_the_run_resumes(self) -> None:
+        command = ("--", WEFT, "train", *TINY, "--steps", "100000", "--checkpoint-every", "10", "--out", "a")
+        job = self.start(*command)
+        self.kill_rank_1(job, "a", after=20)
+        _, errors = job.communicate(timeout=30 * FACTOR)
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL)
+        for rank in (0, 2):
+            sentences = [line for line in errors.splitlines() if line.startswith(f"[{rank}] ")]
+            self.assertEqual(len(sentences), 1, errors)
+            self.assertIn("rank 1", sentences[0])
+        done = len(self.losses("a"))
+        step = int((self.folder / "a/checkpoints/latest").read_text().split("-")[1])
+        self.ok(self.train("--resume", "a", "--steps", str(step + 5), "--ranks", "3"))
+        self.assertEqual([row["step"] for row in self.metrics("a")], list(range(step + 5)))
+        self.assertGreaterEqual(done, 20)
+
+    def test_launch_starts_again(self) -> None:
+        job = self.start("--restarts", "1", "--", WEFT, "train", *TINY, "--steps", "300", "--checkpoint-every", "10",
+                         "--out", "a", "--resume", "auto")
+        self.kill_rank_1(job, "a", after=15)
+        out, errors = job.communicate(timeout=60 * FACTOR)
+        self.assertEqual(job.returncode, 0, errors)
+        self.assertIn("starting all ranks again (1 of 1)", errors)
+        self.assertIn("resumed behind step", out)
+        self.assertEqual([row["step"] for row in self.metrics("a")], list(range(300)))
+
+
+class BadInputTest(TrainTest):
+    def test_flags(self) -> None:
+        for arguments, says in (
+                (("--model", "gtp"), "did you mean 'gpt'"),
+                (("--scheme", "spardel"), "did you mean 'spardl'"),
+                (("--optimizer", "adamv"), "did you mean 'adam"),
+                (("--ranks", "0"), "ranks must be 1 to 256"),
+                (("--ranks", "257"), "ranks must be 1 to 256"),
+                (("--density", "0"), "density"), (("--density", "1.5"), "density"), (("--density", "x"), "density"),
+                (("--text", "/no/such/file"), "/no/such/file"),
+                (("--steps", "0"), "steps"), (("--no-such-flag",), "no-such-flag"),
+                (("--link", "fast"), "fast"), (("--resume", "nowhere"), "nowhere"), (("--resume",), "runs/")):
+            with self.subTest(arguments):
+                self.refused(*arguments, says=says)
+        (self.folder / "empty.txt").write_text("")
+        self.refused("--text", "empty.txt", says="empty")
+        self.assertEqual([p.name for p in self.folder.iterdir()], ["empty.txt"])  # nothing is left behind
+
+    def test_a_loss_that_is_not_finite(self) -> None:
+        done = self.refused(*TINY, "--ranks", "2", "--steps", "50", "--optimizer", "sgd", "--lr", "1e30", "--out", "a",
+                            says="rank")
+        self.assertRegex(done.stderr, r"step \d+")
+
+    def test_damaged_and_foreign_checkpoints(self) -> None:
+        self.ok(self.train(*TINY, "--ranks", "2", "--steps", "4", "--checkpoint-every", "2", "--out", "a"))
+        shared = self.folder / "a/checkpoints/step-4/shared.safetensors"
+        content = shared.read_bytes()
+        shared.write_bytes(content[:-100])  # the last one is truncated: the one before it serves
+        done = self.ok(self.train("--resume", "a"))
+        self.assertIn("step-4", done.stderr)
+        self.assertIn("resumed behind step 2", done.stdout)
+        for name in ("step-2", "step-4"):
+            file = self.folder / f"a/checkpoints/{name}/shared.safetensors"
+            damaged = bytearray(file.read_bytes())
+            damaged[-7] ^= 1
+            file.write_bytes(damaged)
+        self.refused("--resume", "a", "--steps", "9", says="no sound checkpoint")
+        self.ok(self.train(*TINY, "--ranks", "2", "--steps", "1", "--out", "b"))
+        self.refused("--resume", "b", "--steps", "3", "--width", "64", says="another model")
+        self.refused("--resume", "b", "--steps", "3", "--optimizer", "sgd", says="optimizer")
+
+    def test_a_disk_that_is_full(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("mounting a small disk needs root")
+        small = self.folder / "small"
+        small.mkdir()
+        if self.run_command("mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)).returncode != 0:
+            self.skipTest("no disk can be mounted here")
+        self.addCleanup(self.run_command, "umount", "-l", str(small))
+        self.ok(self.train(*TINY, "--ranks", "2", "--steps", "2", "--out", "small/a"))
+        free = os.statvfs(small)
+        (small / "ballast").write_bytes(b"x" * (free.f_bavail * free.f_frsize - 300_000))
+        self.refused("--resume", "small/a", "--steps", "4", says="No space left")
+        (small / "ballast").unlink()
+        self.assertIn("resumed behind step 2", self.ok(self.train("--resume", "small/a", "--steps", "4")).stdout)
+
+    def test_the_command_without_torch(self) -> None:
+        alone = self.folder / "weft"
+        shutil.copy(WEFT, alone)
+        done = self.run_command(str(alone), "train", "--ranks", "2")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("make build", done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])

@@ -1,0 +1,315 @@
+// Data-parallel training with LibTorch against single-process training on the whole batch, which uses torch's
+// own optimizers and nothing of weft but the models.
+#include "weft_torch/train/replica.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "patterns/blocks.h"
+#include "weft/error.h"
+#include "weft/random.h"
+#include "weft/world.h"
+#include "weft_torch/train/agree.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t kSequences = 7;  // no multiple of the ranks: shares are uneven
+constexpr std::int64_t kLength = 12;
+constexpr std::uint64_t kSeed = 5;
+
+struct Training {
+  std::string model = "gpt";
+  torch::ScalarType type = torch::kFloat64;
+  int steps = 20;
+  int micro_batches = 1;
+  std::int64_t sequences = kSequences;
+  OptimizerOptions optimizer;
+  double clip_norm = 0;
+  std::string algorithm = "dense";
+  double density = 0.05;
+  // What makes a control: every rank believes its share begins the global batch, or averages twice.
+  bool wrong_place = false;
+  double average_again = 1;
+};
+
+OptimizerOptions sgd(double lr = 0.5, double momentum = 0.9) {
+  OptimizerOptions o = default_options("sgd");
+  o.lr = lr;
+  o.momentum = momentum;
+  return o;
+}
+
+std::unique_ptr<Model> tiny(const Training& t) {
+  ModelOptions o = model_options(t.model, "tiny");
+  o.dropout = 0.2;
+  std::unique_ptr<Model> model = make_model(t.model, o);
+  model->to(t.type);
+  return model;
+}
+
+// The global batch of a step.
+Batch batch_of(const Model& model, const Training& t, std::int64_t step) {
+  Batch batch{.tokens = torch::empty({t.sequences, kLength}, torch::kInt64),
+              .targets = torch::empty({t.sequences, kLength}, torch::kInt64)};
+  Random random(11, 1, static_cast<std::uint32_t>(step));
+  const auto id = [&] {
+    return static_cast<std::int64_t>(random.below(static_cast<std::uint32_t>(model.options().vocabulary)));
+  };
+  for (std::int64_t i = 0; i < batch.tokens.numel(); ++i) {
+    batch.tokens.data_ptr<std::int64_t>()[i] = id();
+    batch.targets.data_ptr<std::int64_t>()[i] = (i + step) % 5 == 3 ? kNotCounted : id();
+  }
+  return batch;
+}
+
+Batch part(const Batch& whole, std::int64_t begin, std::int64_t end) {
+  return {.tokens = whole.tokens.slice(0, begin, end),
+          .targets = whole.targets.slice(0, begin, end),
+          .first_sequence = whole.first_sequence + begin};
+}
+
+struct Trained {
+  std::vector<torch::Tensor> parameters;
+  std::vector<double> losses;
+};
+
+std::vector<torch::Tensor> copies(const Model& model) {
+  std::vector<torch::Tensor> out;
+  for (const Parameter& p : model.parameters()) out.push_back(p.tensor.detach().clone());
+  return out;
+}
+
+std::unique_ptr<torch::optim::Optimizer> torchs(const OptimizerOptions& o, const Model& model) {
+  std::vector<torch::Tensor> tensors;
+  for (const Parameter& p : model.parameters()) tensors.push_back(p.tensor);
+  if (o.name == "sgd") {
+    return std::make_unique<torch::optim::SGD>(
+        tensors, torch::optim::SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay));
+  }
+  if (o.name == "adamw") {
+    return std::make_unique<torch::optim::AdamW>(
+        tensors, torch::optim::AdamWOptions(o.lr).weight_decay(o.weight_decay));
+  }
+  if (o.name == "adam") return std::make_unique<torch::optim::Adam>(tensors, torch::optim::AdamOptions(o.lr));
+  return std::make_unique<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(o.lr));
+}
+
+Trained alone(const Training& t) {
+  const std::unique_ptr<Model> model = tiny(t);
+  const auto optimizer = torchs(t.optimizer, *model);
+  Trained out;
+  for (int step = 0; step < t.steps; ++step) {
+    optimizer->zero_grad();
+    const Batch batch = batch_of(*model, t, step);
+    const torch::Tensor loss = model->loss(batch, {.seed = kSeed, .step = step}) / counted(batch);
+    loss.backward();
+    if (t.clip_norm > 0) {
+      std::vector<torch::Tensor> tensors;
+      for (const Parameter& p : model->parameters()) tensors.push_back(p.tensor);
+      torch::nn::utils::clip_grad_norm_(tensors, t.clip_norm);
+    }
+    optimizer->step();
+    out.losses.push_back(loss.item<double>());
+  }
+  out.parameters = copies(*model);
+  return out;
+}
+
+Trained train_on(World& world, const Training& t) {
+  at::set_num_threads(1);
+  plan_by(world, {});  // measured figures would choose another order of additions on each transport
+  const std::unique_ptr<Model> model = tiny(t);
+  ReplicaOptions options;
+  options.optimizer = t.optimizer;
+  options.clip_norm = t.clip_norm;
+  options.parallel.algorithm = t.algorithm;
+  options.parallel.density = t.density;
+  options.parallel.buckets.bucket_bytes = 16 << 10;  // many buckets
+  Replica replica(world.engine(), world.comm(), *model, options);
+  Trained out;
+  const auto take = [&](const std::optional<double>& loss) {
+    if (loss) out.losses.push_back(*loss);
+  };
+  const Blocks shares(world.size(), t.sequences);
+  for (int step = 0; step < t.steps; ++step) {
+    const Batch whole = batch_of(*model, t, step);
+    Batch mine = part(whole, shares.begin(world.rank()), shares.begin(world.rank() + 1));
+    if (t.wrong_place) mine.first_sequence = 0;
+    std::vector<Batch> micro;
+    const Blocks cuts(t.micro_batches, sequences(mine));
+    for (int m = 0; m < t.micro_batches; ++m) micro.push_back(part(mine, cuts.begin(m), cuts.begin(m + 1)));
+    take(replica.step(micro, {.seed = kSeed, .step = step}).last_loss);
+    if (t.average_again != 1) {
+      replica.settle();
+      const torch::NoGradGuard no_grad;
+      for (const Parameter& p : model->parameters()) torch::Tensor(p.tensor).mul_(t.average_again);
+    }
+  }
+  take(replica.settle().last_loss);
+  out.parameters = copies(*model);
+  return out;
+}
+
+void expect_same_bits(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+    EXPECT_TRUE(torch::equal(a.parameters[i], b.parameters[i])) << "parameter " << i;
+  }
+}
+
+// Every rank's result, which must be the same bits.
+Trained together(const Training& t, int ranks) {
+  std::vector<Trained> all(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](World& world) { all[static_cast<std::size_t>(world.rank())] = train_on(world, t); });
+  for (const Trained& other : all) expect_same_bits(other, all[0]);
+  return all[0];
+}
+
+// The largest distance of a parameter tensor from the other one, relative to the other one's norm.
+double distance(const Trained& a, const Trained& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+    const torch::Tensor x = a.parameters[i].to(torch::kFloat64);
+    const torch::Tensor y = b.parameters[i].to(torch::kFloat64);
+    largest = std::max(largest, (x - y).norm().item<double>() / (y.norm().item<double>() + 1e-30));
+  }
+  return largest;
+}
+
+double loss_distance(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.losses.size(), b.losses.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
+    largest = std::max(largest, std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]));
+  }
+  return largest;
+}
+
+TEST(Replica, DenseEqualsTheWholeBatchInOneProcess) {
+  for (const char* name : {"gpt", "lm"}) {
+    const Training t{.model = name, .optimizer = sgd()};
+    const Trained reference = alone(t);
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      const Trained got = together(t, ranks);
+      EXPECT_LT(distance(got, reference), 1e-12) << name << ", " << ranks << " ranks";
+      EXPECT_LT(loss_distance(got, reference), 1e-12) << name << ", " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(Replica, ControlsAreSeen) {
+  Training t{.optimizer = sgd()};
+  const Trained reference = alone(t);
+  t.wrong_place = true;
+  EXPECT_GT(distance(together(t, 3), reference), 1e-6);  // other dropout masks
+  t.wrong_place = false;
+  t.average_again = 0.999999;
+  EXPECT_GT(distance(together(t, 3), reference), 1e-9);
+}
+
+// One step in float32. Gradients of either way are sums of the same numbers in another order: at most
+// n u relative to the sum of magnitudes for sums of n terms, n below 7 * 12 tokens * 128 features = 10,752;
+// u = 2^-24 gives 6.4e-4, of which the update takes the share lr |gradient| / |parameter| (below 1 here).
+TEST(Replica, OneStepInFloat32IsWithinItsBound) {
+  const Training t{.type = torch::kFloat32, .steps = 1, .optimizer = sgd(0.5, 0)};
+  const Trained reference = alone(t);
+  for (int ranks = 1; ranks <= 4; ++ranks) EXPECT_LT(distance(together(t, ranks), reference), 6.4e-4);
+  Training none = t;
+  none.steps = 0;
+  EXPECT_GT(distance(together(none, 1), reference),
+            6.4e-4);  // control: the step moves them further than that
+}
+
+TEST(Replica, MicroBatchesEmptySharesClippingAndAdam) {
+  Training t{.micro_batches = 3, .optimizer = sgd()};
+  EXPECT_LT(distance(together(t, 2), alone(t)), 1e-12);
+  t = {.sequences = 2, .optimizer = sgd()};  // two of the four ranks have nothing
+  EXPECT_LT(distance(together(t, 4), alone(t)), 1e-12);
+  t = {.optimizer = sgd(), .clip_norm = 0.3};
+  const Trained clipped = together(t, 3);
+  EXPECT_LT(distance(clipped, alone(t)), 1e-12);
+  t.clip_norm = 0;
+  EXPECT_GT(distance(clipped, alone(t)), 1e-3);  // control: it was clipped
+  for (const char* name : {"adam", "adamw", "adagrad"}) {
+    t = {.optimizer = default_options(name)};
+    EXPECT_LT(distance(together(t, 3), alone(t)), 1e-9)
+        << name;  // a root and a division magnify the last bits
+  }
+}
+
+TEST(Replica, SparseSchemesTrainAndAgree) {
+  for (const char* name : {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense-bf16"}) {
+    Training t{
+        .type = torch::kFloat32, .steps = 60, .optimizer = sgd(0.2, 0.9), .algorithm = name, .density = 0.1};
+    const Trained got = together(t, 3);
+    ASSERT_EQ(got.losses.size(), 60u);
+    for (const double loss : got.losses) EXPECT_TRUE(std::isfinite(loss));
+    // The batches are random tokens: what can be learnt is their frequency.
+    EXPECT_LT(got.losses.back(), got.losses.front()) << name;
+  }
+}
+
+TEST(Replica, AGradientThatIsNotFiniteIsAnErrorOrASkippedStep) {
+  for (const bool skip : {false, true}) {
+    std::mutex mutex;
+    std::vector<std::string> texts;
+    run_ranks(2, [&](World& world) {
+      at::set_num_threads(1);
+      const Training t{.type = torch::kFloat32};
+      const std::unique_ptr<Model> model = tiny(t);
+      ReplicaOptions options;
+      options.optimizer = sgd();
+      options.skip_not_finite = skip;
+      Replica replica(world.engine(), world.comm(), *model, options);
+      const std::vector<torch::Tensor> before = copies(*model);
+      const Blocks shares(2, kSequences);
+      const Batch mine =
+          part(batch_of(*model, t, 0), shares.begin(world.rank()), shares.begin(world.rank() + 1));
+      const auto spoil = [&](const torch::Tensor& g) { return g * std::numeric_limits<float>::infinity(); };
+      const Parameter bad = model->parameters().back();
+      if (world.rank() == 1) bad.tensor.register_hook(spoil);
+      replica.step(std::span(&mine, 1), {.seed = kSeed, .step = 0});
+      std::string text;
+      try {
+        replica.settle();
+        EXPECT_TRUE(skip);
+        const std::vector<torch::Tensor> after = copies(*model);
+        for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(before[i], after[i]));
+        EXPECT_EQ(replica.skipped_steps(), 1);
+        text = bad.name;
+      } catch (const UsageError& error) {
+        EXPECT_FALSE(skip);
+        text = error.what();
+      }
+      const std::lock_guard lock(mutex);
+      texts.push_back(text);
+      EXPECT_NE(text.find(bad.name), std::string::npos) << text;
+    });
+    EXPECT_EQ(texts.size(), 2u);
+  }
+}
+
+// Launched as several processes: the same bits as with as many threads.
+TEST(ReplicaProcesses, SameBitsAsThreads) {
+  const std::unique_ptr<World> world = join_world();
+  if (world->size() == 1) GTEST_SKIP() << "this test is launched as several processes";
+  for (const char* model : {"gpt", "lm"}) {
+    for (const char* algorithm : {"dense", "spardl", "oktopk"}) {
+      const Training t{
+          .model = model, .type = torch::kFloat32, .steps = 8, .optimizer = sgd(), .algorithm = algorithm};
+      const Trained mine = train_on(*world, t);
+      expect_same_bits(mine, together(t, world->size()));
+      Training other = t;
+      other.steps = 7;
+      EXPECT_FALSE(
+          torch::equal(mine.parameters[0], together(other, world->size()).parameters[0]));  // control
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft

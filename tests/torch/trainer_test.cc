@@ -1,0 +1,248 @@
+// Training runs: a run that was stopped and resumed against one that was not, records, schedules.
+#include "weft_torch/train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+
+#include "weft/error.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainerTest() : folder_(fs::temp_directory_path() / ("weft-trainer-" + std::to_string(getpid()))) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  ~TrainerTest() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  fs::path folder_;
+};
+
+TrainOptions tiny() {
+  TrainOptions o;
+  o.sizes = model_options("gpt", "tiny");
+  o.data.kind = "synthetic";
+  o.data.synthetic_tokens = 20'000;
+  o.global_batch = 6;
+  o.length = 12;
+  o.steps = 20;
+  o.density = 0.05;
+  o.bucket_mib = 0.02;
+  o.teams = 1;
+  return o;
+}
+
+class Keep final : public Observer {
+ public:
+  void started(const TrainStart& s) override { start = s; }
+  void step(const StepRecord& record) override { records.push_back(record); }
+  void checkpoint(std::int64_t steps_done) override { checkpoints.push_back(steps_done); }
+  TrainStart start;
+  std::vector<StepRecord> records;
+  std::vector<std::int64_t> checkpoints;
+
+  std::vector<double> losses() const {
+    std::vector<double> out;
+    for (const StepRecord& r : records) out.push_back(r.loss);
+    return out;
+  }
+};
+
+struct Ran {
+  Keep seen;  // by rank 0
+  TrainSummary summary;
+};
+
+Ran train(const TrainOptions& options, const TrainRun& run, int ranks) {
+  Ran out;
+  run_ranks(ranks, [&](World& world) {
+    Observer quiet;
+    const TrainSummary summary =
+        train_rank(world, options, run, world.rank() == 0 ? static_cast<Observer&>(out.seen) : quiet);
+    if (world.rank() == 0) out.summary = summary;
+  });
+  return out;
+}
+
+// The losses of the last steps are functions of every weight, moment and residual before them.
+std::vector<double> tail(const std::vector<double>& losses, std::size_t n) {
+  return {losses.end() - static_cast<std::ptrdiff_t>(n), losses.end()};
+}
+
+TEST_F(TrainerTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
+  const TrainOptions options = tiny();
+  const Ran straight = train(options, {}, 3);
+  ASSERT_EQ(straight.seen.records.size(), 20u);
+
+  TrainRun run{.checkpoints = path("c"), .checkpoint_every = 10};
+  TrainOptions half = options;
+  half.steps = 10;
+  const Ran first = train(half, run, 3);
+  EXPECT_EQ(first.seen.checkpoints, std::vector<std::int64_t>{10});
+  run.resume = TrainRun::Resume::last;
+  run.checkpoint_every = 0;
+  const Ran second = train(options, run, 3);
+  EXPECT_EQ(second.seen.start.first_step, 10);
+  EXPECT_EQ(second.seen.losses(), tail(straight.seen.losses(), 10));
+
+  // Controls: what a checkpoint holds beside the weights matters.
+  run.forget_optimizer = true;
+  EXPECT_NE(train(options, run, 3).seen.losses(), tail(straight.seen.losses(), 10));
+  run.forget_optimizer = false;
+  run.forget_residuals = true;
+  EXPECT_NE(train(options, run, 3).seen.losses(), tail(straight.seen.losses(), 10));
+  run.forget_residuals = false;
+
+  // Another number of ranks goes on too: sums are others, the loss is about the same.
+  const Ran fewer = train(options, run, 2);
+  ASSERT_EQ(fewer.seen.records.size(), 10u);
+  for (std::size_t i = 0; i < 10; ++i) {
+    EXPECT_NEAR(fewer.seen.records[i].loss, second.seen.records[i].loss, 0.2) << "step " << i;
+  }
+}
+
+TEST_F(TrainerTest, CheckpointsInBetweenChangeNothing) {
+  TrainOptions options = tiny();
+  options.steps = 9;
+  options.accumulate = 2;
+  options.clip_norm = 0.5;
+  options.warmup_steps = 6;
+  options.lr_schedule = "cosine";
+  options.lr_warmup = 3;
+  const Ran plain = train(options, {}, 2);
+  const TrainRun run{.checkpoints = path("c"), .checkpoint_every = 4, .keep_last = 2};
+  const Ran saved = train(options, run, 2);
+  EXPECT_EQ(saved.seen.checkpoints, (std::vector<std::int64_t>{4, 8, 9}));
+  EXPECT_EQ(saved.seen.losses(), plain.seen.losses());
+  EXPECT_FALSE(fs::exists(path("c/step-4")));
+  EXPECT_TRUE(fs::exists(path("c/step-8")));
+  EXPECT_EQ(saved.summary.checkpoint_step, 9);
+
+  TrainRun again = run;
+  again.resume = TrainRun::Resume::last;
+  const Ran nothing = train(options, again, 2);
+  EXPECT_EQ(nothing.summary.steps, 0);
+}
+
+TEST_F(TrainerTest, RecordsSayWhatHappened) {
+  TrainOptions options = tiny();
+  options.steps = 8;
+  options.warmup_steps = 4;
+  options.clip_norm = 1;
+  const Ran ran = train(options, {}, 2);
+  ASSERT_EQ(ran.seen.records.size(), 8u);
+  for (std::size_t i = 0; i < 8; ++i) {
+    const StepRecord& r = ran.seen.records[i];
+    EXPECT_EQ(r.step, static_cast<std::int64_t>(i));
+    EXPECT_EQ(r.tokens, 6 * 12);
+    EXPECT_EQ(r.lr, lr_at(options, r.step));
+    EXPECT_EQ(r.density, density_at(options, r.step));
+    EXPECT_GT(r.seconds, 0);
+    EXPECT_GE(r.seconds, r.waited_seconds);
+    EXPECT_GT(r.sent_bytes, 0u);
+    EXPECT_GT(r.gradient_norm, 0);
+  }
+  // The density that is asked for is the one that is used: bytes fall with it.
+  EXPECT_GT(ran.seen.records[0].sent_bytes, 2 * ran.seen.records[7].sent_bytes);
+  EXPECT_EQ(ran.summary.steps, 8);
+  EXPECT_EQ(ran.summary.first_loss, ran.seen.records.front().loss);
+  EXPECT_EQ(ran.summary.last_loss, ran.seen.records.back().loss);
+  EXPECT_GT(ran.summary.tokens_per_second, 0);
+  EXPECT_LE(ran.summary.wire_bytes_per_step, static_cast<double>(ran.summary.wire_bytes));
+}
+
+// One dense bucket: what is sent is the formula.
+TEST_F(TrainerTest, DenseBytesAreTheFormula) {
+  TrainOptions options = tiny();
+  options.steps = 3;
+  options.scheme = "dense";
+  options.bucket_mib = 64;
+  const Ran ran = train(options, {}, 2);
+  EXPECT_EQ(ran.summary.wire_bytes_per_step, ran.summary.formula_bytes_per_step);
+}
+
+std::string failure(const TrainOptions& options, const TrainRun& run) {
+  try {
+    train(options, run, 2);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_F(TrainerTest, FailuresAreSentences) {
+  TrainOptions options = tiny();
+  options.optimizer = default_options("sgd");
+  options.optimizer.lr = 1e30;
+  const std::string text = failure(options, {});
+  EXPECT_NE(text.find("step "), std::string::npos) << text;
+  EXPECT_NE(text.find("rank "), std::string::npos) << text;
+
+  const TrainRun missing{.checkpoints = path("none"), .resume = TrainRun::Resume::last};
+  EXPECT_NE(failure(tiny(), missing).find("no sound checkpoint"), std::string::npos);
+
+  TrainOptions one = tiny();
+  one.steps = 1;
+  TrainRun run{.checkpoints = path("c"), .checkpoint_every = 1};
+  EXPECT_EQ(failure(one, run), "");
+  run.resume = TrainRun::Resume::last;
+  TrainOptions other = tiny();
+  other.sizes.width = 64;
+  EXPECT_NE(failure(other, run).find("another model"), std::string::npos) << failure(other, run);
+  other = tiny();
+  other.model = "lm";
+  EXPECT_NE(failure(other, run).find("model 'gpt', not 'lm'"), std::string::npos) << failure(other, run);
+}
+
+TEST(TrainOptionsTest, SchedulesAndChecks) {
+  TrainOptions o;
+  o.optimizer.lr = 1;
+  o.steps = 11;
+  EXPECT_EQ(lr_at(o, 0), 1);
+  EXPECT_EQ(lr_at(o, 10), 1);
+  o.lr_warmup = 4;
+  EXPECT_EQ(lr_at(o, 0), 0.25);
+  EXPECT_EQ(lr_at(o, 3), 1);
+  o.lr_schedule = "cosine";
+  o.lr_final = 0.2;
+  EXPECT_EQ(lr_at(o, 4), 1);
+  EXPECT_DOUBLE_EQ(lr_at(o, 7), 0.6);
+  EXPECT_DOUBLE_EQ(lr_at(o, 10), 0.2);
+
+  EXPECT_EQ(density_at(o, 0), 0.01);
+  o.warmup_steps = 2;
+  EXPECT_EQ(density_at(o, 0), 0.25);
+  EXPECT_DOUBLE_EQ(density_at(o, 1), 0.05);
+  EXPECT_EQ(density_at(o, 2), 0.01);
+
+  const auto refused = [](const char* part, auto change) {
+    TrainOptions bad;
+    change(bad);
+    try {
+      check_train(bad, 4);
+      ADD_FAILURE() << part;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  check_train(TrainOptions{}, 4);
+  refused("did you mean 'spardl'", [](TrainOptions& b) { b.scheme = "spardel"; });
+  refused("did you mean 'gpt'", [](TrainOptions& b) { b.model = "gtp"; });
+  refused("density", [](TrainOptions& b) { b.density = 0; });
+  refused("density", [](TrainOptions& b) { b.density = std::nan(""); });
+  refused("teams", [](TrainOptions& b) { b.teams = 3; });
+  refused("steps", [](TrainOptions& b) { b.steps = 0; });
+  refused("length", [](TrainOptions& b) { b.length = 1000; });
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,34 @@
+// What a model is before it has tensors: its name and sizes. No torch here: the command checks names and
+// sizes in every build.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft {
+
+struct ModelOptions {
+  // affects results
+  std::int64_t vocabulary = 24'000;
+  std::int64_t context = 128;  // longest sequence
+  std::int64_t width = 384;    // of embeddings and layers
+  int layers = 6;
+  int heads = 6;             // gpt: width must be a multiple of them
+  double dropout = 0.1;      // in [0, 1)
+  std::int64_t samples = 0;  // lm: negative samples of the softmax in training; 0: the full softmax
+  std::uint64_t seed = 1;    // of the weights
+  // affects speed only
+  bool sparse_gradients = false;  // lm: gradients of tables have only the rows that were used
+};
+
+std::vector<std::string_view> model_names();
+std::vector<std::string_view> model_presets();
+// Sizes of a preset: "default" (about 20 M parameters) or "tiny" (for tests). Throws UsageError with the
+// nearest name.
+ModelOptions model_options(std::string_view model, std::string_view preset = "default");
+// Throws UsageError that names the model, the option and what it must be.
+void check_model(std::string_view model, const ModelOptions& options);
+
+}  // namespace weft

@@ -1,0 +1,97 @@
+#include "weft_torch/train/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/names.h"
+#include "collectives/sparse_allreduce/call.h"
+#include "weft/error.h"
+#include "wire/codec.h"
+
+namespace weft {
+
+namespace {
+
+std::string text_of(double value) {
+  std::string text = std::to_string(value);
+  while (text.back() == '0') text.pop_back();
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+std::string text_of(std::int64_t value) { return std::to_string(value); }
+
+template <class T>
+void require(bool holds, const char* name, const char* rule, T value) {
+  if (!holds) throw UsageError(std::string(name) + " must be " + rule + ", not " + text_of(value));
+}
+
+void require_known(std::string_view kind, const std::string& name,
+                   const std::vector<std::string_view>& known) {
+  if (std::find(known.begin(), known.end(), name) == known.end())
+    throw UsageError(unknown_name(kind, name, known));
+}
+
+void check_scheme(const TrainOptions& o, int ranks) {
+  require_known("scheme", o.scheme, scheme_names());
+  require_known("codec", o.codec, {"coo", "packed", "packed-bf16"});
+  require_known("residual rule", o.residual, {"gres", "pres", "lres", "drop"});
+  require(o.density > 0 && o.density <= 1, "density", "above 0 and at most 1", o.density);
+  require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
+  require(o.teams >= 0 && (o.teams == 0 || ranks % o.teams == 0), "teams",
+          ("a divisor of the " + std::to_string(ranks) + " ranks").c_str(), std::int64_t{o.teams});
+  require(o.bucket_mib > 0 && o.bucket_mib <= 65536, "bucket-mib", "above 0 and at most 65536", o.bucket_mib);
+}
+
+void check_schedule(const TrainOptions& o) {
+  validate(o.optimizer);
+  require_known("schedule of the learning rate", o.lr_schedule, lr_schedule_names());
+  require(o.lr_warmup >= 0, "lr-warmup", "0 or more", o.lr_warmup);
+  require(o.lr_final >= 0 && o.lr_final <= 1, "lr-final", "0 to 1", o.lr_final);
+  require(o.clip_norm >= 0 && std::isfinite(o.clip_norm), "clip-norm", "0 or more", o.clip_norm);
+}
+
+}  // namespace
+
+std::vector<std::string_view> scheme_names() {
+  std::vector<std::string_view> names;
+  for (const SparseAlgorithm& row : sparse_algorithms()) names.push_back(row.name);
+  return names;
+}
+std::vector<std::string_view> lr_schedule_names() { return {"constant", "cosine"}; }
+
+std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
+
+void check_train(const TrainOptions& o, int ranks) {
+  check_model(o.model, o.sizes);
+  require(sequence_length(o) >= 1 && sequence_length(o) <= o.sizes.context, "length",
+          ("1 to the model's context of " + std::to_string(o.sizes.context)).c_str(), o.length);
+  require(o.global_batch >= 1 && o.global_batch <= 1 << 24, "global-batch", "1 to 2^24 sequences",
+          o.global_batch);
+  require(o.steps >= 1, "steps", "1 or more", o.steps);
+  require(o.accumulate >= 1 && o.accumulate <= 1 << 20, "accumulate", "1 to 2^20",
+          std::int64_t{o.accumulate});
+  require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
+  check_scheme(o, ranks);
+  check_schedule(o);
+}
+
+double lr_at(const TrainOptions& o, std::int64_t step) {
+  if (step < o.lr_warmup)
+    return o.optimizer.lr * static_cast<double>(step + 1) / static_cast<double>(o.lr_warmup);
+  if (o.lr_schedule != "cosine") return o.optimizer.lr;
+  const std::int64_t falling = o.steps - 1 - o.lr_warmup;  // steps from the first to the last
+  const double done =
+      falling > 0 ? std::min(1.0, static_cast<double>(step - o.lr_warmup) / static_cast<double>(falling))
+                  : 1.0;
+  const double share = o.lr_final + (1 - o.lr_final) * 0.5 * (1 + std::cos(std::numbers::pi * done));
+  return o.optimizer.lr * share;
+}
+
+double density_at(const TrainOptions& o, std::int64_t step) {
+  if (step >= o.warmup_steps || o.density >= kWarmUpDensity) return o.density;
+  const double done = static_cast<double>(step) / static_cast<double>(o.warmup_steps);
+  return kWarmUpDensity * std::pow(o.density / kWarmUpDensity, done);
+}
+
+}  // namespace weft

@@ -1,0 +1,119 @@
+// One rank's model in data-parallel training with LibTorch: hooks hand gradients over while backward runs,
+// and the next forward of a block waits for that block's gradients only, then updates its parameters.
+//
+//   Replica replica(engine, comm, model, options);
+//   for (std::int64_t step = 0; ...; ++step) {
+//     const StepOutcome outcome = replica.step(micro_batches, {.seed = seed, .step = step});
+//   }
+//   replica.settle();  // the last step's updates; before parameters are looked at
+//
+// The loss of a step is the sum over the counted tokens of all ranks, divided by their number: gradients are
+// scaled by size / (counted tokens of all ranks) and averaged over the ranks once. The ranks agree on that
+// number while forward runs; the same short message carries the last step's loss. A loss that is not finite
+// is an Error on all ranks that names step and rank, unless such steps are skipped.
+//
+// Clipping, and skipping steps whose gradients are not finite, need all gradients before the first update:
+// then the first block waits for all of them.
+//
+// Thread: one, that of the rank. The engine's thread never touches a tensor's own memory but to read
+// gradients.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data_parallel/data_parallel.h"
+#include "data_parallel/optimizer.h"
+#include "weft/engine.h"
+#include "weft_torch/models/model.h"
+
+namespace weft {
+
+struct ReplicaOptions {
+  // affects results; equal on all ranks
+  DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
+  OptimizerOptions optimizer = default_options("adamw");
+  double clip_norm = 0;  // of the averaged gradient of all parameters; 0: none
+  bool skip_not_finite =
+      false;  // leave such a step out on all ranks, with its residuals; else it is an error
+};
+
+struct StepOutcome {
+  std::int64_t tokens = 0;          // counted, of all ranks
+  std::optional<double> last_loss;  // mean over the tokens of the step before; none at the first
+  double waited_seconds = 0;        // for communication, on the thread of this rank
+  // Of the step before:
+  std::string skipped;           // it was left out: why
+  double gradient_norm = 0;      // where it is clipped
+  std::uint64_t sent_bytes = 0;  // payload of this rank's gradients
+};
+
+class Replica {
+ public:
+  // Throws UsageError. `model` outlives it and gets gradients that stay in place; frozen parameters (without
+  // requires_grad) are left alone.
+  Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options);
+  ~Replica();
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  // Forward and backward of all micro-batches (at least one, which may be empty); gradients of the last one's
+  // backward go out as they come.
+  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context);
+  // Waits for what is under way and updates every parameter. Of its outcome, what is said of the step before.
+  StepOutcome settle();
+  // Ends what is under way because of `cause`, here and on the peers, and waits until nothing uses the
+  // model's memory: before it goes away after an error.
+  void abandon(std::exception_ptr cause) noexcept;
+  // Of the next step and those behind it.
+  void set_density(double density);
+
+  DataParallel& parallel() { return *parallel_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  std::int64_t skipped_steps() const { return skipped_steps_; }
+
+ private:
+  class Hook;
+  struct Mine {  // a parameter that is trained
+    Parameter parameter;
+    int block = 0;
+  };
+
+  void before_block(int block);
+  void gradient_ready(int index);
+  void wait(const Ticket& ticket);
+  void update_block(int block, double scale);
+  void update(int index, double scale);
+  void finish_step();
+  void finish_whole_step();
+  double agree_on_tokens(std::int64_t counted);
+  void take_loss(double sum);
+  void refuse_loss(double mine);
+  void finished(const StepResult& result);
+
+  Engine& engine_;
+  Comm comm_;
+  Model& model_;
+  ReplicaOptions options_;
+  std::vector<Mine> parameters_;
+  std::unique_ptr<DataParallel> parallel_;
+  std::unique_ptr<Optimizer> optimizer_;
+  bool wide_ = false;        // float64
+  bool last_micro_ = false;  // its gradients go out
+  bool under_way_ = false;   // a step has ended and is not settled
+  std::size_t settled_blocks_ = 0;
+  std::uint32_t exchanges_ = 0;
+  double loss_sum_ = 0;            // of this rank, in the step that is under way
+  double tokens_ = 0;              // of all ranks, in that step
+  std::int64_t step_ = 0;          // that step
+  std::optional<double> density_;  // to be set when no step is under way
+  StepOutcome outcome_;
+  std::int64_t skipped_steps_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,308 @@
+#include "weft_torch/train/trainer.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "data_parallel/checkpoint.h"
+#include "data_parallel/formula.h"
+#include "patterns/blocks.h"
+#include "weft/error.h"
+#include "weft_torch/data/prefetch.h"
+#include "weft_torch/models/model.h"
+#include "weft_torch/train/agree.h"
+#include "weft_torch/train/replica.h"
+#include "weft_torch/train/snapshot.h"
+
+namespace weft {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The endpoint belongs to the engine's thread.
+std::size_t micro_op_bytes_of(World& world) {
+  std::size_t out = 0;
+  const auto read = [](Comm comm, std::size_t& into) -> Task<void> {
+    into = comm.micro_op_bytes();
+    co_return;
+  };
+  world.run({.name = "longest message", .slot = 0}, [&](Comm comm) { return read(comm, out); });
+  return out;
+}
+
+ReplicaOptions replica_options(const TrainOptions& o) {
+  ReplicaOptions out;
+  out.parallel.algorithm = o.scheme;
+  out.parallel.density = o.density;
+  out.parallel.codec = o.codec;
+  out.parallel.residual = residual_rule_of(o.residual);
+  out.parallel.teams = o.teams;
+  out.parallel.buckets.bucket_bytes = static_cast<std::size_t>(std::max(4.0, o.bucket_mib * 1048576));
+  out.optimizer = o.optimizer;
+  out.clip_norm = o.clip_norm;
+  out.skip_not_finite = o.skip_not_finite;
+  return out;
+}
+
+class Trainer {
+ public:
+  Trainer(World& world, const TrainOptions& options, const TrainRun& run, Observer& observer)
+      : world_(world), options_(options), run_(run), observer_(observer) {}
+
+  TrainSummary train() {
+    try {
+      open();
+      for (std::int64_t step = first_step_; step < options_.steps; ++step) {
+        one_step(step);
+        const bool last = step + 1 == options_.steps;
+        const bool due = run_.checkpoint_every > 0 && ((step + 1) % run_.checkpoint_every == 0 || last);
+        if (due || last) settle();
+        if (due) save(step + 1);
+      }
+      return summary();
+    } catch (...) {
+      if (replica_ != nullptr) replica_->abandon(std::current_exception());
+      throw;
+    }
+  }
+
+ private:
+  void open();
+  void resume(TrainStart& start);
+  void load(std::int64_t step);
+  void one_step(std::int64_t step);
+  std::vector<Batch> micro_batches();
+  void settle();
+  void complete(const StepOutcome& outcome);
+  void save(std::int64_t steps_done);
+  TrainSummary summary();
+
+  World& world_;
+  const TrainOptions& options_;
+  const TrainRun& run_;
+  Observer& observer_;
+
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Replica> replica_;
+  std::unique_ptr<Prefetch> batches_;
+  std::int64_t first_step_ = 0;
+  std::optional<StepRecord> open_record_;  // its loss is not known yet
+  double began_ = 0;                       // the step that runs
+  std::int64_t skipped_in_a_row_ = 0;
+
+  TrainSummary summary_;
+  std::vector<double> seconds_, bytes_;  // of each step
+  double waited_ = 0, tokens_ = 0;
+};
+
+void Trainer::open() {
+  check_train(options_, world_.size());
+  TrainStart start;
+  std::shared_ptr<const DataSource> source = run_.source;
+  if (source == nullptr) {
+    DataOptions data = options_.data;
+    data.words = options_.sizes.vocabulary;
+    data.seed = options_.seed;
+    OpenedData opened = open_data(data);
+    source = std::move(opened.source);
+    if (!opened.note.empty()) start.notes.push_back(opened.note);
+  }
+  ModelOptions sizes = options_.sizes;
+  sizes.vocabulary = source->vocabulary();
+  sizes.seed = options_.seed;
+  const BatchOptions batch{.sequences = options_.global_batch,
+                           .length = sequence_length(options_),
+                           .seed = options_.seed,
+                           .rank = world_.rank(),
+                           .size = world_.size()};
+  Batches batches(source, batch);
+  model_ = make_model(options_.model, sizes);
+  plan_by(world_, options_.planned_link);
+  replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica_options(options_));
+  resume(start);
+  batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
+  start.first_step = first_step_;
+  start.parameters = model_->num_elements();
+  start.data = source->description();
+  observer_.started(start);
+}
+
+void Trainer::resume(TrainStart& start) {
+  if (run_.resume == TrainRun::Resume::no || run_.checkpoints.empty()) return;
+  const std::string found = from_rank_0(world_, [&]() -> std::string {
+    std::vector<std::string> passed_over;
+    const std::optional<std::int64_t> step = latest_checkpoint(run_.checkpoints, &passed_over);
+    start.notes.insert(start.notes.end(), passed_over.begin(), passed_over.end());
+    if (step) return std::to_string(*step);
+    if (run_.resume == TrainRun::Resume::if_there && passed_over.empty()) return "";
+    throw UsageError("there is no sound checkpoint in '" + run_.checkpoints + "'" +
+                     (passed_over.empty() ? "" : ": " + passed_over.front()));
+  });
+  if (found.empty()) return;
+  on_all_ranks(world_, [&] { load(std::stoll(found)); });
+}
+
+void Trainer::load(std::int64_t step) {
+  const TrainingSnapshot snapshot = load_checkpoint(run_.checkpoints, step, world_.rank(), world_.size());
+  const std::string where = run_.checkpoints + "/step-" + std::to_string(step);
+  const auto model = snapshot.metadata.find("model");
+  if (model == snapshot.metadata.end() || model->second != options_.model) {
+    throw UsageError(
+        where + ": the checkpoint is of " +
+        (model == snapshot.metadata.end() ? "no model that is known" : "model '" + model->second + "'") +
+        ", not '" + options_.model + "'");
+  }
+  load_model(*model_, snapshot, where);
+  if (!run_.forget_optimizer) replica_->optimizer().load(snapshot.optimizer);
+  if (!run_.forget_residuals) replica_->parallel().load(snapshot.state);
+  first_step_ = snapshot.step;
+}
+
+std::vector<Batch> Trainer::micro_batches() {
+  const Batch whole = to_batch(batches_->current());
+  const Blocks cuts(options_.accumulate, sequences(whole));
+  std::vector<Batch> out;
+  for (int m = 0; m < options_.accumulate; ++m) {
+    const std::int64_t begin = cuts.begin(m), end = cuts.begin(m + 1);
+    out.push_back({.tokens = whole.tokens.slice(0, begin, end),
+                   .targets = whole.targets.slice(0, begin, end),
+                   .first_sequence = whole.first_sequence + begin});
+  }
+  return out;
+}
+
+void Trainer::one_step(std::int64_t step) {
+  if (!open_record_) began_ = now();  // else it began when the last one ended
+  replica_->set_density(density_at(options_, step));
+  const StepContext context{.seed = options_.seed, .step = step};
+  const StepOutcome outcome = replica_->step(micro_batches(), context);
+  // The update of this step comes with the next forward, that of the step before is done.
+  replica_->optimizer().set_lr(lr_at(options_, step));
+  if (open_record_) complete(outcome);
+  StepRecord record;
+  record.step = step;
+  record.epoch = batches_->current().epoch;
+  record.lr = lr_at(options_, step);
+  record.density = options_.scheme.starts_with("dense") ? 1 : density_at(options_, step);
+  record.tokens = outcome.tokens;
+  record.waited_seconds = outcome.waited_seconds;
+  const double ended = now();
+  record.seconds = ended - began_;
+  began_ = ended;
+  open_record_ = record;
+  batches_->advance();
+}
+
+// The open record's step is over.
+void Trainer::complete(const StepOutcome& outcome) {
+  StepRecord record = *std::exchange(open_record_, std::nullopt);
+  record.loss = outcome.last_loss.value_or(0);
+  record.sent_bytes = outcome.sent_bytes;
+  record.gradient_norm = outcome.gradient_norm;
+  record.skipped = outcome.skipped;
+  if (summary_.steps++ == 0) summary_.first_step = record.step;
+  skipped_in_a_row_ = record.skipped.empty() ? 0 : skipped_in_a_row_ + 1;
+  if (record.skipped.empty()) {
+    if (summary_.steps - summary_.skipped == 1) summary_.first_loss = record.loss;
+    summary_.last_loss = record.loss;
+  } else {
+    ++summary_.skipped;
+  }
+  seconds_.push_back(record.seconds);
+  bytes_.push_back(static_cast<double>(record.sent_bytes));
+  waited_ += record.waited_seconds;
+  tokens_ += static_cast<double>(record.tokens);
+  observer_.step(record);
+  if (skipped_in_a_row_ == kMostSkipped) {
+    throw Error(std::to_string(kMostSkipped) + " steps in a row were skipped, at last: " + record.skipped);
+  }
+}
+
+void Trainer::settle() {
+  const StepOutcome outcome = replica_->settle();
+  if (!open_record_) return;
+  const double ended = now();
+  open_record_->seconds += ended - began_;
+  open_record_->waited_seconds += outcome.waited_seconds;
+  complete(outcome);
+}
+
+void Trainer::save(std::int64_t steps_done) {
+  const auto& dir = run_.checkpoints;
+  from_rank_0(world_, [&] {
+    begin_checkpoint(dir, steps_done);
+    return std::string();
+  });
+  on_all_ranks(world_, [&] {
+    TrainingSnapshot snapshot;
+    snapshot.step = steps_done;
+    snapshot.seed = options_.seed;
+    snapshot.metadata = {{"model", options_.model},
+                         {"scheme", options_.scheme},
+                         {"ranks", std::to_string(world_.size())},
+                         {"config", run_.config}};
+    save_state(*model_, *replica_, snapshot);
+    write_rank(dir, snapshot);
+    if (world_.rank() == 0) write_shared(dir, snapshot);
+  });
+  from_rank_0(world_, [&] {
+    commit_checkpoint(dir, steps_done, world_.size());
+    keep_last(dir, run_.keep_last);
+    return std::string();
+  });
+  summary_.checkpoint_step = steps_done;
+  observer_.checkpoint(steps_done);
+}
+
+TrainSummary Trainer::summary() {
+  const TrafficCounters traffic = world_.traffic();
+  double seconds = 0;
+  for (const double s : seconds_) seconds += s;
+  std::vector<double> sums{waited_, seconds};
+  std::vector<double> largest = bytes_;
+  largest.push_back(static_cast<double>(traffic.wire_bytes_sent));
+  world_.all_reduce(Dense(std::span(sums)));
+  world_.all_reduce(Dense(std::span(largest)), {.reduction = Reduction::max});
+  summary_.wire_bytes = static_cast<std::uint64_t>(largest.back());
+  largest.pop_back();
+  summary_.seconds = sums[1] / world_.size();
+  summary_.tokens_per_second = summary_.seconds > 0 ? tokens_ / summary_.seconds : 0;
+  summary_.waiting_share = sums[1] > 0 ? sums[0] / sums[1] : 0;
+  std::vector<double> slowest = seconds_;
+  if (!slowest.empty()) world_.all_reduce(Dense(std::span(slowest)), {.reduction = Reduction::max});
+  summary_.step_seconds_median = median(std::move(slowest));
+  summary_.wire_bytes_per_step = median(std::move(largest));
+  if (summary_.steps > 0) {
+    summary_.formula_bytes_per_step = static_cast<double>(
+        formula_bytes(replica_->parallel(), world_.size(), options_.planned_link, micro_op_bytes_of(world_)));
+  } else {
+    summary_.first_step = first_step_;
+  }
+  return summary_;
+}
+
+}  // namespace
+
+void set_torch_threads(int threads) { at::set_num_threads(threads); }
+
+TrainSummary train_rank(World& world, const TrainOptions& options, const TrainRun& run, Observer& observer) {
+  set_torch_threads(options.threads);
+  Trainer trainer(world, options, run, observer);
+  return trainer.train();
+}
+
+}  // namespace weft

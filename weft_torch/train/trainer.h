@@ -1,0 +1,98 @@
+// Training on the ranks of a world: data, model, data parallelism, schedules, checkpoints, resume. What
+// `weft train` runs on every rank; no torch is reachable from here.
+//
+//   run_ranks(4, [&](World& world) {
+//     Observer quiet;
+//     const TrainSummary summary = train_rank(world, options, run, quiet);
+//   });
+//
+// A step's record comes when its loss is known: at the end of the next step, or when the run settles for a
+// checkpoint or at its end.
+//
+// Resume: on the same number of ranks the run goes on with the bits that it would have had without a stop
+// (weights, optimizer, residuals, controllers; algorithms are chosen by planned_link, not by measurement). On
+// another number the residuals are dealt out (state.h) and sums are added in another order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/world.h"
+#include "weft_torch/data/source.h"
+#include "weft_torch/train/options.h"
+
+namespace weft {
+
+// Where a run starts and what it leaves behind. Nothing here affects results.
+struct TrainRun {
+  enum class Resume : std::uint8_t {
+    no,
+    last,      // from the newest sound checkpoint; an error where there is none
+    if_there,  // the same, or from the beginning where there is no checkpoint at all
+  };
+  std::string checkpoints;            // folder that all ranks see; empty: none are written or read
+  std::int64_t checkpoint_every = 0;  // steps; also after the last one. 0: none are written
+  int keep_last = 2;
+  Resume resume = Resume::no;
+  std::string config;                        // saved with checkpoints, for people
+  std::shared_ptr<const DataSource> source;  // already opened (shared by ranks that are threads), or null
+  // Tests: what a resumed run forgets, to show that it matters.
+  bool forget_optimizer = false, forget_residuals = false;
+};
+
+// Seconds and bytes are of this rank.
+struct StepRecord {
+  std::int64_t step = 0;  // from 0
+  std::int64_t epoch = 0;
+  double loss = 0;  // mean over counted tokens of all ranks
+  double lr = 0;
+  double density = 0;
+  std::int64_t tokens = 0;       // counted, of all ranks
+  double seconds = 0;            // wall time
+  double waited_seconds = 0;     // for communication, in that time
+  std::uint64_t sent_bytes = 0;  // payload of its gradients
+  double gradient_norm = 0;      // where gradients are clipped
+  std::string skipped;           // it was left out: why
+};
+
+struct TrainStart {
+  std::int64_t first_step = 0;     // not 0 where a run was resumed
+  std::int64_t parameters = 0;     // elements
+  std::string data;                // for people
+  std::vector<std::string> notes;  // that the user must be told
+};
+
+struct TrainSummary {
+  std::int64_t first_step = 0, steps = 0, skipped = 0;  // done in this process
+  double first_loss = 0, last_loss = 0;                 // of steps that were done here and not skipped
+  double seconds = 0;                                   // all steps, without start-up and checkpoints
+  double tokens_per_second = 0;
+  double step_seconds_median = 0;
+  double waiting_share = 0;           // of the ranks' time, mean over them
+  double wire_bytes_per_step = 0;     // median; gradient payload of the busiest rank
+  double formula_bytes_per_step = 0;  // of the last step; see data_parallel/formula.h
+  std::uint64_t wire_bytes = 0;       // all that the busiest rank sent, with frames and control
+  std::int64_t checkpoint_step = -1;  // written last; -1: none
+};
+
+// Calls come on the rank's thread, between its steps.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void started(const TrainStart& start) { static_cast<void>(start); }
+  virtual void step(const StepRecord& record) { static_cast<void>(record); }
+  virtual void checkpoint(std::int64_t steps_done) { static_cast<void>(steps_done); }
+};
+
+// One rank's part; all ranks call it with equal options and runs. The summary is the same on all of them.
+// Throws UsageError, or Error: every rank ends with a sentence, and after an error the world cannot be used
+// any more.
+TrainSummary train_rank(World& world, const TrainOptions& options, const TrainRun& run, Observer& observer);
+
+// In the calling thread, and as the default of those that follow.
+void set_torch_threads(int threads);
+
+}  // namespace weft
