@@ -114,8 +114,14 @@ void print(const BenchOptions& options, const Case& c, const Findings& f, int it
       {"fifo_seconds", has_fifo ? Json(fifo) : Json(nullptr)},
       {"priority_ratio", priority / idle},
       {"fifo_ratio", has_fifo ? Json(fifo / idle) : Json(nullptr)},
-      {"priority_seconds_p99", quantile(f.priority, 0.99)},
+      {"seconds_median", priority},
+      {"seconds_p99", quantile(f.priority, 0.99)},
+      {"wire_bytes_per_rank", nullptr},  // gradients are counted with it
+      {"formula_bytes_per_rank", c.algorithm->bytes(c.shape)},
+      {"rounds", nullptr},
+      {"formula_rounds", c.algorithm->rounds(c.shape)},
       {"ideal_seconds", ideal_seconds(options, c) ? Json(*ideal_seconds(options, c)) : Json(nullptr)},
+      {"efficiency", ideal_seconds(options, c) ? Json(*ideal_seconds(options, c) / priority) : Json(nullptr)},
       {"correct", f.correct}};
   const auto ratio = [idle](double t) { return std::to_string(t / idle).substr(0, 4) + " x idle"; };
   report.add_object(
