@@ -70,7 +70,7 @@ void add_sparse_options(CLI::App& verb, TypedSparse& typed) {
   option("--quotas", typed.quotas, "of the buckets: adaptive (default), proportional");
   option("--threads", typed.threads, "of the selection, a rank (default 1)");
   option("--steps-before", typed.steps_before,
-         "steps that settle the state, not measured (default 3; oktopk: 70)");
+         "steps that settle the state, not measured (default 3; oktopk settles after about 5 length/k)");
   typed.flags.push_back(
       verb.add_flag("--no-check", typed.no_check, "no captured energy, no mass error")->group(group));
   typed.flags.push_back(
