@@ -4,10 +4,10 @@
 #include "bench_sparse.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 
+#include "data_parallel/formula.h"
 #include "sizes.h"
 #include "text.h"
 #include "weft/error.h"
@@ -222,18 +222,7 @@ SparseFormula formula_of(const SparseVector& vector, int ranks, const LinkCost& 
                          std::size_t micro_op_bytes) {
   SparseFormula formula;
   for (const SparseVector::Part& part : vector.parts()) {
-    SparseShape shape;
-    shape.size = ranks;
-    shape.length = part.length;
-    shape.k = part.call.k;
-    shape.blocks = part.call.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
-    shape.link = link;
-    shape.micro_op_bytes = micro_op_bytes;
-    const bool power = std::has_single_bit(static_cast<unsigned>(part.call.teams));
-    TeamChoice teams{part.call.teams, part.call.gather == "r-sag" || (part.call.gather == "auto" && power)};
-    if (teams.teams == 0) teams = choose_teams(ranks, shape.length, shape.k, link);
-    shape.teams = teams.teams;
-    shape.recursive = teams.recursive;
+    const SparseShape shape = shape_of(part.call, part.length, ranks, link, micro_op_bytes);
     formula.operations.push_back({&find_sparse_algorithm(part.call.algorithm), shape});
   }
   return formula;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "data_parallel/checkpoint.h"
+#include "files.h"
 #include "reference/data.h"
 #include "weft/error.h"
 
@@ -29,29 +30,8 @@ namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
 using Strings = std::vector<std::string>;
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "weft-checkpoint-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  operator const fs::path&() const { return path_; }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
-
-inline Strings names(const fs::path& folder) {
-  Strings out;
-  for (const auto& entry : fs::directory_iterator(folder)) out.push_back(entry.path().filename().string());
-  std::sort(out.begin(), out.end());
-  return out;
-}
+using testing::Folder;
+inline Strings names(const fs::path& folder) { return testing::names_in(folder); }
 inline std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

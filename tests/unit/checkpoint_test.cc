@@ -263,32 +263,11 @@ TEST(Checkpoint, OldOnesAreDeleted) {
   EXPECT_THAT(refusal([&] { keep_last(dir, 0); }), HasSubstr("no checkpoint"));
 }
 
-// Files must not become longer than `bytes`, in this process and while this lives: a write fails as on a full
-// disk.
-class FileLimit {
- public:
-  explicit FileLimit(rlim_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
-    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
-    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
-    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  }
-  ~FileLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    ::signal(SIGXFSZ, handler_);
-  }
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-
- private:
-  rlimit before_{};
-  void (*handler_)(int);
-};
-
 TEST(Checkpoint, AWriteThatFailsLeavesThePreviousOne) {
   const Folder dir;
   save(dir, 2, 4);
   const auto limited = [](const std::function<void()>& call) {
-    const FileLimit full(5);
+    const testing::FileLimit full(5);
     return refusal(call);
   };
   begin_checkpoint(dir, 5);
@@ -306,11 +285,7 @@ TEST(Checkpoint, AWriteThatFailsLeavesThePreviousOne) {
 // In a child: a file system of 128 KiB in a mount namespace of its own.
 int fill_a_disk(const fs::path& place) noexcept {
   constexpr int kCannot = 77;
-  if (::geteuid() != 0 || ::unshare(CLONE_NEWNS) != 0 ||
-      ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      ::mount("tmpfs", place.c_str(), "tmpfs", 0, "size=128k") != 0) {
-    return kCannot;
-  }
+  if (!testing::mount_small(place, "128k")) return kCannot;
   save(place, 2, 4);
   TrainingSnapshot large = snapshot_of(0, 2, 5);
   large.extra["large"] = Bytes(1 << 18);

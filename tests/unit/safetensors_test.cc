@@ -25,6 +25,7 @@
 #include <numeric>
 #include <thread>
 
+#include "files.h"
 #include "reference/data.h"
 #include "weft/error.h"
 
@@ -35,29 +36,8 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "weft-safetensors-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(path_)) out.push_back(entry.path().filename().string());
-    std::sort(out.begin(), out.end());
-    return out;
-  }
-
- private:
-  fs::path path_;
-};
+using testing::FileLimit;
+using testing::Folder;
 
 Bytes read_bytes(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -432,27 +412,6 @@ TEST(Safetensors, ErrorsOfTheSystemNameThePath) {
   }
 }
 
-// Files must not become longer than `bytes`, in this process and while this lives: the write fails as on a
-// full disk.
-class FileLimit {
- public:
-  explicit FileLimit(rlim_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
-    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
-    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
-    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  }
-  ~FileLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    ::signal(SIGXFSZ, handler_);
-  }
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-
- private:
-  rlimit before_{};
-  void (*handler_)(int);
-};
-
 TEST(Safetensors, AWriteThatFailsLeavesTheFileBeforeIt) {
   const Folder folder;
   const fs::path path = folder / "a";
@@ -478,11 +437,7 @@ TEST(Safetensors, AWriteThatFailsLeavesTheFileBeforeIt) {
 // In a child: a file system of 64 KiB in a mount namespace of its own.
 int fill_a_disk(const fs::path& place) noexcept {
   constexpr int kCannot = 77;
-  if (::geteuid() != 0 || ::unshare(CLONE_NEWNS) != 0 ||
-      ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      ::mount("tmpfs", place.c_str(), "tmpfs", 0, "size=64k") != 0) {
-    return kCannot;
-  }
+  if (!testing::mount_small(place, "64k")) return kCannot;
   const Bytes small(8);
   const Bytes large(1 << 17);
   const std::vector<TensorEntry> before = {{.name = "a", .dtype = "U8", .shape = {8}, .data = small}};
