@@ -159,7 +159,8 @@ std::string row_text(const Json& row) {
     return row[field].is_null() ? std::string("-") : number(form, row[field]);
   };
   const bool bound = row["formula_is_bound"];
-  const bool off = !bound && row["wire_bytes_per_rank"] != row["formula_bytes_per_rank"];
+  const double sent = row["wire_bytes_per_rank"], formula = row["formula_bytes_per_rank"];
+  const bool off = bound ? sent > formula : sent != formula;
   const bool dense = row["algorithm"].get<std::string>().starts_with("dense");
   return joined(
       {row["algorithm"], dense ? "-" : row["codec"].get<std::string>(), seconds_text(row["seconds_median"]),
