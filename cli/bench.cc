@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <memory>
 
 #include "bench_run.h"
@@ -208,6 +209,8 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   options.against_mpi = !typed.against.empty();
   options.spoil = typed.spoil;
   options.trace = typed.trace;
+  if (!typed.trace.empty() && !std::ofstream(typed.trace, std::ios::app))
+    throw UsageError("--trace " + typed.trace + ": cannot be written");
   check_ranks(typed, options, place);
   check_link(typed, options);
   check_family_options(typed, options, launched);

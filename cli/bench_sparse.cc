@@ -76,7 +76,13 @@ Json common(const SparseFormula& formula, const Field& field) {
   return first;
 }
 
+// Teams are spardl's alone.
+Json teams_of(const SparseFormula::Operation& operation) {
+  return operation.row->name == "spardl" ? Json(operation.shape.teams) : Json(nullptr);
+}
+
 Json gather_of(const SparseFormula::Operation& operation) {
+  if (operation.row->name != "spardl") return nullptr;
   if (operation.shape.teams == 1) return "none";
   return operation.shape.recursive ? "r-sag" : "b-sag";
 }
@@ -100,7 +106,7 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
           {"codec", bench.codec},
           {"residual", name_of(bench.residual)},
           {"blocks", bench.blocks},
-          {"teams", common(m.formula, [](const auto& o) { return Json(o.shape.teams); })},
+          {"teams", common(m.formula, teams_of)},
           {"gather", common(m.formula, gather_of)},
           {"buckets", bench.buckets > 0 ? Json(bench.buckets) : Json(nullptr)},
           {"quotas", bench.buckets > 0 ? Json(name_of(bench.quotas)) : Json(nullptr)},
@@ -108,6 +114,12 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
           {"steps_before", bench.steps_before},
           {"bytes", scaled(4 * static_cast<double>(c.length))},
           {"byte_scale", scale}};
+}
+
+// Equal, or below the bound where it is one. Of the median; oktopk exceeds its bound until it has settled.
+bool bytes_as_formula(const BenchOptions& options, const SparseMeasured& m) {
+  const double sent = median_of(m.bytes), formula = median_of(m.formula_bytes);
+  return m.formula.is_exact(options.sparse.codec) ? sent == formula : sent <= formula;
 }
 
 Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
@@ -137,6 +149,7 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
       {"wire_bytes_mean", mean * scale},
       {"formula_bytes_per_rank", scaled(median_of(m.formula_bytes))},
       {"formula_is_bound", !m.formula.is_exact(options.sparse.codec)},
+      {"bytes_as_formula", bytes_as_formula(options, m)},
       {"rounds", m.rounds},
       {"formula_rounds", m.formula.rounds()},
       {"micro_op_bytes", scaled(static_cast<double>(m.formula.operations[0].shape.micro_op_bytes))},
@@ -158,9 +171,7 @@ std::string row_text(const Json& row) {
   const auto or_dash = [&row](const char* field, const char* form) {
     return row[field].is_null() ? std::string("-") : number(form, row[field]);
   };
-  const bool bound = row["formula_is_bound"];
-  const double sent = row["wire_bytes_per_rank"], formula = row["formula_bytes_per_rank"];
-  const bool off = bound ? sent > formula : sent != formula;
+  const bool bound = row["formula_is_bound"], off = !row["bytes_as_formula"];
   const bool dense = row["algorithm"].get<std::string>().starts_with("dense");
   return joined(
       {row["algorithm"], dense ? "-" : row["codec"].get<std::string>(), seconds_text(row["seconds_median"]),
@@ -182,9 +193,9 @@ std::vector<std::string> head_text(const Json& row, const BenchOptions& options)
   if (options.sparse.density * static_cast<double>(options.sparse.length) / options.byte_scale < 0.5) {
     what += " (rounded it would be 0; one is the least)";
   }
-  what += "; residual " + std::string(name_of(options.sparse.residual)) + ", blocks " +
-          options.sparse.blocks + ", " + (row["teams"].is_null() ? "various" : row["teams"].dump()) +
-          " team(s)";
+  what += "; residual " + std::string(name_of(options.sparse.residual)) + ", blocks " + options.sparse.blocks;
+  if (row["algorithm"] == "spardl")
+    what += ", " + (row["teams"].is_null() ? "various" : row["teams"].dump()) + " team(s)";
   if (options.sparse.buckets > 0) {
     what += "; " + std::to_string(options.sparse.buckets) + " bucket(s), " +
             std::string(name_of(options.sparse.quotas)) + " quotas";

@@ -106,7 +106,7 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
     submit.step = static_cast<std::uint32_t>(i + before);
     job.draw_all(submit.step);
     std::vector<std::vector<float>> put_in;
-    if (i == 0 && options.sparse.check) {
+    if (i == iterations - 1 && options.sparse.check) {
       for (const SparseVector& vector : job.vectors) put_in.push_back(vector.put_in());
     }
     const Time took = ranks.run(submit, [&](const Comm& comm, int r) {

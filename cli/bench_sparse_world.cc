@@ -35,7 +35,7 @@ class SparseRank {
     const int iterations =
         options_.iterations > 0 ? options_.iterations : std::max(kFewest, static_cast<int>(fits));
     for (int i = 0; i < iterations; ++i) {
-      const Took took = step(bench_.check && i == 0);
+      const Took took = step(bench_.check && i == iterations - 1);
       seconds_.push_back(took.seconds);
       select_.push_back(took.select);
       look();

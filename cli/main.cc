@@ -44,6 +44,12 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// What was printed must have arrived: a full disk behind `> table.txt` is a failure, not a short table.
+int flushed(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return complain("the output could not be written", status == 0 ? kFailed : status);
+}
+
 int run(const std::pair<CLI::App*, weft::cli::Run>* verbs, std::size_t count, const Invocation& call) {
   for (const auto& [app, run_verb] : std::vector(verbs, verbs + count)) {
     if (!app->parsed()) continue;
@@ -80,7 +86,7 @@ int main(int argc, char** argv) {
   try {
     std::vector<std::string> reversed(call.arguments.rbegin(), call.arguments.rend());
     app.parse(reversed);
-    return run(verbs.data(), verbs.size(), call);
+    return flushed(run(verbs.data(), verbs.size(), call));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     return complain(one_line(e.what()) + " (weft --help)", kUsage);

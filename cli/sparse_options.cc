@@ -36,6 +36,8 @@ void check_teams(const SparseBench& bench, int ranks) {
   }
 }
 
+constexpr int kMostThreads = 256;
+
 void take_buckets(const TypedSparse& typed, SparseBench& bench) {
   if (!typed.quotas.empty()) bench.quotas = quota_kind_of(typed.quotas);
   if (!typed.buckets) {
@@ -93,8 +95,10 @@ SparseBench checked(const TypedSparse& typed, int ranks) {
   if (!(typed.density > 0 && typed.density <= 1)) {
     throw UsageError("--density must be above 0 and at most 1, not " + CLI::detail::to_string(typed.density));
   }
-  if (typed.threads < 1)
-    throw UsageError("--threads must be 1 or more, not " + std::to_string(typed.threads));
+  if (typed.threads < 1 || typed.threads > kMostThreads) {
+    throw UsageError("--threads must be 1 to " + std::to_string(kMostThreads) + ", not " +
+                     std::to_string(typed.threads));
+  }
   if (typed.steps_before < 0) throw UsageError("--steps-before must be 0 or more");
   bench.length = typed.length;
   bench.density = typed.density;

@@ -223,7 +223,10 @@ class Comm {
   bool is_bound() const { return operation_ != nullptr; }
   // Declares what this operation is; a peer that declares something else gets a mismatch error instead of
   // wrong data.
-  void declare(std::uint32_t fingerprint) const { operation_->fingerprint = fingerprint; }
+  void declare(std::uint32_t fingerprint) const {
+    operation_->fingerprint = fingerprint;
+    if (operation_->opening == 0) operation_->opening = fingerprint;
+  }
 
  private:
   Identity identity(std::uint32_t hop) const {

@@ -19,7 +19,10 @@
 //   - a message that finds no receiver gives its place in the window back (stall_limit): a limit on what is
 //   in flight must
 //     never keep a peer from what it needs
-//   - every operation has a deadline. A failure (other than a UsageError of one call) fails every ticket in
+//   - every operation has a deadline; half way to it the ranks compare what they call (src/engine/inquiry.h),
+//   so that one
+//     that calls something else is named. A failure (other than a UsageError of one call) fails every ticket
+//     in
 //   flight with the
 //     same cause and closes the transport with it, so that the peers stop too
 #pragma once
@@ -143,6 +146,7 @@ class Engine final : public Pollable {
   friend struct detail::Submission;
   void accept(std::shared_ptr<detail::Submission> submission);
   void finish(detail::Submission& submission, std::exception_ptr error);
+  void doubt(detail::Submission& submission);
   void expired(detail::Submission& submission);
   void fail(std::exception_ptr cause) noexcept;
   void close_when_empty() noexcept;

@@ -77,6 +77,7 @@ struct Operation {
   std::uint32_t slot = 0;
   std::uint32_t step = 0;
   std::uint32_t fingerprint = 0;  // family, algorithm, type, count: compared with the peer's on every message
+  std::uint32_t opening = 0;  // the fingerprint that was declared first: an operation may have several parts
   Executor* executor = nullptr;
   WorkerPool* pool = nullptr;  // null: computations run inline
   Time started{};

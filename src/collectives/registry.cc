@@ -13,6 +13,7 @@
 #include "patterns/recursive_doubling.h"
 #include "patterns/ring.h"
 #include "weft/error.h"
+#include "wire/frame.h"
 
 namespace weft {
 
@@ -261,12 +262,7 @@ const Algorithm kAllToAll[] = {
 
 }  // namespace
 
-std::string_view name_of(Family family) {
-  constexpr std::string_view names[] = {"allreduce", "reducescatter", "allgather", "broadcast",
-                                        "barrier",   "alltoall",      "message",   "sparse_allreduce"};
-  const auto i = static_cast<std::size_t>(family);
-  return i < std::size(names) ? names[i] : "unknown";
-}
+std::string_view name_of(Family family) { return wire::family_name(static_cast<std::size_t>(family)); }
 
 std::span<const Algorithm> algorithms(Family family) {
   switch (family) {

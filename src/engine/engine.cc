@@ -70,6 +70,16 @@ std::string title(const Operation& operation) {
          std::to_string(operation.slot & ~kUnnamed) + ", step " + std::to_string(operation.step) + ")";
 }
 
+// "1, 2, 5", or "1, 2, 3, 4 and 60 more"
+std::string list_of(const std::vector<int>& ranks) {
+  constexpr std::size_t kMost = 4;
+  std::string out;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i)
+    out += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > kMost) out += " and " + std::to_string(ranks.size() - kMost) + " more";
+  return out;
+}
+
 // Whom the operation waits for: the first receive that is pending, else the first send.
 const TransferRecord* culprit(const Operation& operation) {
   const TransferRecord* found = nullptr;
@@ -162,7 +172,10 @@ void Engine::accept(std::shared_ptr<Submission> submission) {
                              TransportError(TransportError::Kind::closed, -1, "the engine is shut down")));
     return;
   }
-  if (s.timeout != kNever) executor_.arm(s.deadline, s.started + s.timeout);
+  if (s.timeout != kNever) {
+    executor_.arm(s.deadline, s.started + s.timeout);
+    executor_.arm(s.doubts, s.started + s.timeout / 2);
+  }
   try {
     s.task = s.make(s.comm.bound(s.operation));
   } catch (...) {
@@ -178,6 +191,8 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
   const std::shared_ptr<Submission> keep = std::move(running_.back());
   running_.pop_back();
   executor_.disarm(s.deadline);
+  executor_.disarm(s.doubts);
+  s.inquiry.reset();
   s.task = Task<void>();
   s.make.reset();
   if (s.operation.traffic == TrafficClass::blocking) scheduler_->blocking_ends();
@@ -214,7 +229,24 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
   if (error && !failure_ && !is_usage_error(error)) fail(error);
 }
 
+// Asks once, then looks at the answers from time to time.
+void Engine::doubt(Submission& s) {
+  if (failure_) return;
+  if (!s.inquiry) s.inquiry.emplace(s.comm, s.operation);
+  if (std::exception_ptr disagreement = s.inquiry->disagreement()) {
+    fail(std::move(disagreement));
+    return;
+  }
+  executor_.arm(s.doubts, executor_.now() + std::max(s.timeout / 16, Time{1ms}));
+}
+
 void Engine::expired(Submission& s) {
+  if (s.inquiry) {
+    if (std::exception_ptr disagreement = s.inquiry->disagreement()) {
+      fail(std::move(disagreement));
+      return;
+    }
+  }
   const TransferRecord* wait = culprit(s.operation);
   const double waited = seconds(executor_.now() - s.started);
   std::string what = "rank " + std::to_string(transport_.rank()) + ": " + title(s.operation) +
@@ -225,7 +257,13 @@ void Engine::expired(Submission& s) {
     what += std::to_string(wait->peer) + " at hop " + std::to_string(wait->id.hop) + " for " +
             std::to_string(seconds(executor_.now() - wait->posted)) + " s";
   }
-  fail(std::make_exception_ptr(TimeoutError(wait != nullptr ? wait->peer : -1, waited, what)));
+  int peer = wait != nullptr ? wait->peer : -1;
+  const std::vector<int> silent = s.inquiry ? s.inquiry->silent() : std::vector<int>();
+  if (!silent.empty()) {
+    what += "; nothing was heard of this operation from rank " + list_of(silent);
+    if (silent.size() == 1) peer = silent.front();
+  }
+  fail(std::make_exception_ptr(TimeoutError(peer, waited, what)));
 }
 
 void Engine::fail(std::exception_ptr cause) noexcept {

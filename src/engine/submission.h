@@ -7,8 +7,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "engine/inquiry.h"
 #include "weft/engine.h"
 
 namespace weft::detail {
@@ -32,7 +34,7 @@ struct ArenaAllocator {
 
 struct Submission {
   Submission(Engine& owner, const Comm& group_comm, const SubmitOptions& options, Engine::Make&& make_task)
-      : engine(owner), comm(group_comm), make(std::move(make_task)), deadline(*this) {
+      : engine(owner), comm(group_comm), make(std::move(make_task)), deadline(*this), doubts(*this) {
     const std::size_t length = std::min(options.name.size(), name.size());
     std::copy_n(options.name.begin(), length, name.begin());
     operation.name = std::string_view(name.data(), length);
@@ -67,6 +69,16 @@ struct Submission {
     Submission& submission;
   };
 
+  struct Doubts : Timer {
+    explicit Doubts(Submission& s)
+        : Timer([](Timer& timer) {
+            Submission& self = static_cast<Doubts&>(timer).submission;
+            self.engine.doubt(self);
+          }),
+          submission(s) {}
+    Submission& submission;
+  };
+
   void somebody_waits();  // the engine's thread
 
   Engine& engine;  // REQUIRES: not touched once done
@@ -76,6 +88,8 @@ struct Submission {
   std::array<char, 64> name{};
   Task<void> task;
   Deadline deadline;
+  Doubts doubts;
+  std::optional<Inquiry> inquiry;  // from half of its time on
   Time timeout{};
   Time submitted{}, started{}, finished{};
   std::size_t position = 0;  // among the engine's running operations

@@ -55,7 +55,7 @@ std::string said(std::string_view field, std::uint64_t theirs, std::uint64_t min
 
 std::string text_of(const Identity& id) {
   return "group " + std::to_string(id.group) + " slot " + std::to_string(id.slot) + " step " +
-         std::to_string(id.step) + " hop " + std::to_string(id.hop);
+         std::to_string(id.step) + (id.hop == kAskingHop ? "" : " hop " + std::to_string(id.hop));
 }
 
 }  // namespace
@@ -142,13 +142,15 @@ void check_message(const Frame& frame, const ExpectedMessage& expected, int rank
   if (frame.fingerprint != expected.fingerprint) {
     const Fingerprint mine = unpack_fingerprint(expected.fingerprint);
     const Fingerprint theirs = unpack_fingerprint(frame.fingerprint);
-    const auto both = [](unsigned a, unsigned b) {
-      return std::to_string(a) + " here, " + std::to_string(b) + " there";
-    };
-    if (mine.family != theirs.family)
-      mismatch("the family of the collective: " + both(mine.family, theirs.family));
-    if (mine.algorithm != theirs.algorithm)
-      mismatch("the algorithm: " + both(mine.algorithm, theirs.algorithm));
+    if (mine.family != theirs.family) {
+      mismatch("the family of the collective: " + std::string(family_name(mine.family)) + " here, " +
+               std::string(family_name(theirs.family)) + " there");
+    }
+    if (mine.algorithm != theirs.algorithm) {
+      mismatch("the algorithm: row " + std::to_string(mine.algorithm) + " of " +
+               std::string(family_name(mine.family)) + " here, row " + std::to_string(theirs.algorithm) +
+               " there (`weft info` has the rows in order, from 0)");
+    }
     if (mine.dtype != theirs.dtype) {
       mismatch("the element type: " + std::string(name_of(static_cast<DType>(mine.dtype))) + " here, " +
                std::string(name_of(static_cast<DType>(theirs.dtype))) + " there");
@@ -187,6 +189,12 @@ Fingerprint unpack_fingerprint(std::uint32_t packed) {
           .dtype = static_cast<std::uint8_t>(packed >> 11 & 15u),
           .reduction = static_cast<std::uint8_t>(packed >> 15 & 7u),
           .count = static_cast<std::uint16_t>(packed >> 18)};
+}
+
+std::string_view family_name(std::size_t family) {
+  constexpr std::string_view names[] = {"allreduce", "reducescatter", "allgather", "broadcast",
+                                        "barrier",   "alltoall",      "message",   "sparse_allreduce"};
+  return family < std::size(names) ? names[family] : "unknown";
 }
 
 std::uint16_t count_hash(std::uint64_t count) { return static_cast<std::uint16_t>(mix(count) & 0x3fffu); }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "weft/dtype.h"
 #include "weft/identity.h"
@@ -84,6 +85,8 @@ struct Fingerprint {
 };
 std::uint32_t pack(const Fingerprint& fingerprint);
 Fingerprint unpack_fingerprint(std::uint32_t packed);
+// As in `weft bench`. REQUIRES: the order of Family (collectives/registry.h), whose numbers are not reused.
+std::string_view family_name(std::size_t family);
 std::uint16_t count_hash(std::uint64_t count);
 
 }  // namespace weft::wire

@@ -192,6 +192,19 @@ class BenchTest(CliTest):
         for name in ("ring", "recursive_doubling", "rabenseifner", "direct", "median", "docs/measuring.md"):
             self.assertIn(name, done.stdout)
 
+    def test_output_that_cannot_be_written_is_a_failure(self) -> None:
+        for verb in (["info"], ["bench", "allreduce", "--bytes", "1KiB", "--iterations", "1", "--json"]):
+            with open("/dev/full", "w") as full:
+                ended = subprocess.run([WEFT, *verb], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            self.assertNotEqual(ended.returncode, 0)
+            self.assertIn("could not be written", ended.stderr)
+
+    def test_trace_that_cannot_be_written_is_said_at_once(self) -> None:
+        done = weft("bench", "allreduce", "--trace", "/nonexistent/trace.json")
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(done.stdout, "")
+        self.assertIn("cannot be written", done.stderr)
+
     def test_trace(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for transport in ("threads", "sim"):
@@ -395,6 +408,7 @@ class SparseTest(CliTest):
         refused("--distribution", "uniform", says="gaussian")
         refused("--algorithm", "fast", says="spardl")
         refused("--threads", "0", says="threads")
+        refused("--threads", "100000", says="threads must be 1 to 256")
         for buckets in ("0", "-1", "99999999999"):
             refused(f"--buckets={buckets}", says="--buckets must be 1 to 65536")
         refused("--length", "5", "--buckets", "6", says="6 are more than the 5 elements")

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "mpi/mpi_fixture.h"
+#include "weft/collective.h"
+#include "weft/engine.h"
 
 namespace weft {
 namespace {
@@ -348,6 +350,25 @@ TEST_F(Mpi, ALateOperationEndsInATimeoutAndTheNextOneWorks) {
   EXPECT_EQ(shared()->failure(), nullptr);
   MPI_Barrier(MPI_COMM_WORLD);
   run(*shared(), [](Comm comm) { return all_pairs(comm, 10, 0); }, 10);
+}
+
+// At three ranks a ring and a Rabenseifner all-reduce wait for different peers: see engine/inquiry.h.
+TEST_F(Mpi, ARankThatCallsSomethingElseIsNamed) {
+  const auto tiny = open_tiny();
+  Engine engine(*tiny, {.operation_timeout = 2s}, nullptr);
+  const CommunicationThread thread(engine);
+  std::vector<float> data(60);
+  const auto call = [&](Comm comm) {
+    return all_reduce(comm, Dense(std::span(data)), {.algorithm = rank() == 1 ? "ring" : "rabenseifner"});
+  };
+  try {
+    engine.submit(engine.world(), {}, call).wait();
+    engine.submit(engine.world(), {}, [](Comm comm) { return barrier(comm); }).wait();
+    FAIL() << "this rank went on";
+  } catch (const TransportError& e) {
+    EXPECT_NE(std::string(e.what()).find("disagree about an operation"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("rank 1"), std::string::npos) << e.what();
+  }
 }
 
 TEST_F(Mpi, OptionsThatDifferAreRefusedOnEveryRank) {

@@ -138,7 +138,7 @@ void expect_same_state(const std::vector<StateSnapshot>& a, const std::vector<St
 }
 
 TEST(DataParallel, NanIsReportedByNameOnAllRanksAndChangesNothing) {
-  for (const std::string_view algorithm : {"spardl", "topka", "gtopk", "oktopk", "dense"}) {
+  for (const std::string_view algorithm : {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
     DataParallelOptions options = options_of(0.05);
     options.algorithm = algorithm;
     Job job(4, model(), options);

@@ -1,5 +1,6 @@
 // How a job forms, and what each rank is told when it cannot.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -54,6 +55,21 @@ TEST(TcpRendezvous, RanksMayStartInAnyOrder) {
 TEST(TcpRendezvous, ManyJobsInARowOnOnePort) {
   const TcpOptions options = job_options(3);
   for (int i = 0; i < 20; ++i) run_ranks(options, [](Transport&, BareRank&) {});
+}
+
+// More than the listener has places for strangers, all within the same moment: those that were admitted are
+// strangers no longer, and none is thrown out to make room. Descriptors: two a pair of ranks.
+TEST(TcpRendezvous, MoreRanksThanPlacesForStrangersComeAtOnce) {
+  constexpr int kRanks = 90;
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlim_t needed = rlim_t{kRanks} * kRanks + 1000;
+  if (limit.rlim_max < needed) GTEST_SKIP() << "needs " << needed << " open files, has " << limit.rlim_max;
+  limit.rlim_cur = std::max(limit.rlim_cur, needed);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  TcpOptions options = job_options(kRanks);
+  options.connect_timeout = 60s;
+  run_ranks(options, [](Transport&, BareRank&) {});
 }
 
 TEST(TcpRendezvous, OneRankNeedsNobody) {
