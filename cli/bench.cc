@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -15,6 +16,7 @@
 #include "sizes.h"
 #include "verbs.h"
 #include "weft/error.h"
+#include "world/open.h"
 #include "world/placement.h"
 
 namespace weft::cli {
@@ -80,18 +82,7 @@ std::string transport_of(const Typed& typed, const Placement& place) {
   if (known != "auto" && known != "threads" && known != "tcp" && known != "mpi" && known != "sim") {
     throw UsageError("--transport '" + known + "' is none of: threads, tcp, mpi, sim");
   }
-  if (known != "auto") return known;
-  switch (place.launcher) {
-    case Placement::Launcher::none:
-      return "threads";
-    case Placement::Launcher::open_mpi:
-    case Placement::Launcher::pmi: {
-      const std::string wanted = Config::from_environment().transport;
-      return wanted == "auto" ? "mpi" : wanted;
-    }
-    default:
-      return "tcp";
-  }
+  return known != "auto" ? known : chosen_transport(Config::from_environment(), place);
 }
 
 void check_built(const std::string& transport) {
@@ -165,6 +156,11 @@ void check_family_options(const Typed& typed, const BenchOptions& options, bool 
           "--against mpi compares collectives on this machine without a link; under netlab run "
           "bench/mpi_peer beside it");
     }
+    const DType d = options.dtype;
+    if (d != DType::float32 && d != DType::float64 && d != DType::int32 && d != DType::int64) {
+      throw UsageError("--against mpi compares float32, float64, int32 and int64: MPI has no " +
+                       std::string(name_of(d)) + " sums");
+    }
   }
   if (options.family == "overhead" &&
       (options.transport != "threads" || (typed.ranks != 0 && typed.ranks != 2))) {
@@ -190,6 +186,13 @@ void check_sparse_options(const Typed& typed, BenchOptions& options) {
   check_sparse(options);
 }
 
+// Before the run, not after it. (Ranks that are processes write to names of their own beside it.)
+void try_to_write(const std::string& path) {
+  const bool there = std::filesystem::exists(path);
+  if (!std::ofstream(path, std::ios::app)) throw UsageError("--trace " + path + ": cannot be written");
+  if (!there) std::filesystem::remove(path);
+}
+
 BenchOptions checked(const Typed& typed, const Placement& place) {
   check_family(typed.family);
   const bool launched = place.launcher != Placement::Launcher::none;
@@ -209,8 +212,7 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   options.against_mpi = !typed.against.empty();
   options.spoil = typed.spoil;
   options.trace = typed.trace;
-  if (!typed.trace.empty() && !std::ofstream(typed.trace, std::ios::app))
-    throw UsageError("--trace " + typed.trace + ": cannot be written");
+  if (!typed.trace.empty()) try_to_write(typed.trace);
   check_ranks(typed, options, place);
   check_link(typed, options);
   check_family_options(typed, options, launched);
@@ -302,7 +304,7 @@ void add_options(CLI::App& verb, Typed& typed) {
                   "float32 (default), float64, bfloat16, float16, int32, int64, bytes");
   verb.add_flag("--json", typed.json, "one object a line on stdout, and nothing else");
   verb.add_option("--against", typed.against, "mpi: Open MPI's best beside it");
-  verb.add_option("--trace", typed.trace, "write a Chrome/Perfetto trace there");
+  verb.add_option("--trace", typed.trace, "write a Chrome/Perfetto trace there (processes: FILE.rank<r>)");
   add_sparse_options(verb, typed.sparse);
   verb.add_flag("--spoil-result", typed.spoil)->group("");  // tests
 }

@@ -120,7 +120,10 @@ class Lines {
   }
 
  private:
-  void print(const std::string& line) const { std::fprintf(to_, "%s%s\n", prefix_.c_str(), line.c_str()); }
+  void print(const std::string& line) const {
+    const std::string whole = prefix_ + line + '\n';  // at once, and with the zero bytes that it may have
+    std::fwrite(whole.data(), 1, whole.size(), to_);
+  }
   int fd_;
   std::string prefix_;
   std::FILE* to_;

@@ -147,8 +147,11 @@ class Compute final : public Wait {
     Alarm(Compute& c, Fire fire) : Timer(fire), compute(c) {}
     Compute& compute;
   };
+  void work() noexcept;
+
   FunctionRef<void()> work_;
   double simulated_seconds_;
+  double computed_seconds_ = 0;
   Done remote_;
   Alarm alarm_;
   std::exception_ptr thrown_;

@@ -93,6 +93,8 @@ class Ticket {
   Time submitted() const;
   Time started() const;
   Time finished() const;
+  // Processor time of the operation's computations (Comm::compute) on this rank. REQUIRES: done().
+  double computed_seconds() const;
 
   // A coroutine awaits a ticket: co_await ticket.
   class Awaiter;

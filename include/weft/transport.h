@@ -86,6 +86,7 @@ struct Operation {
   bool waited_for = false;     // a thread or a driver waits for the ticket: held micro-ops start at once
   std::uint64_t bytes_sent = 0;
   std::uint64_t messages_sent = 0;
+  double computed_seconds = 0;  // processor time of its computations (weft/comm.h, Compute)
 
   // Makes every pending wait throw `cause`. The first cause stays.
   void fail(std::exception_ptr cause) noexcept;

@@ -77,7 +77,7 @@ struct RunOptions {
 
 // Runs `body` on `ranks` threads, each a rank with its own World, and returns when all have ended. If ranks
 // fail, the others are stopped and the first failure is rethrown.
-void run_ranks(int ranks, const std::function<void(World&)>& body);
+void run_ranks(int ranks, const std::function<void(World&)>& body);  // configured by WEFT_* variables
 void run_ranks(int ranks, const RunOptions& options, const std::function<void(World&)>& body);
 
 }  // namespace weft

@@ -30,7 +30,8 @@ std::exception_ptr Inquiry::disagreement() const {
       asked.answer.await_resume();
     } catch (const TransportError& error) {
       if (error.kind() == TransportError::Kind::mismatch) return std::current_exception();
-    } catch (const Error&) {  // the question could not be put: nothing is known
+    } catch (const Error&) {
+      continue;  // the question could not be put: nothing is known
     }
   }
   return nullptr;

@@ -40,6 +40,7 @@ void Ticket::then(std::function<void()> f) const {
 Time Ticket::submitted() const { return submission_->submitted; }
 Time Ticket::started() const { return submission_->started; }
 Time Ticket::finished() const { return submission_->finished; }
+double Ticket::computed_seconds() const { return submission_->operation.computed_seconds; }
 
 Ticket::Awaiter Ticket::operator co_await() const { return Awaiter(submission_); }
 

@@ -1,5 +1,6 @@
 // Operations, waits and transfers: the parts of weft/transport.h and weft/comm.h that every transport shares.
 #include <algorithm>
+#include <ctime>
 
 #include "base/worker_pool.h"
 #include "weft/comm.h"
@@ -7,6 +8,17 @@
 #include "weft/transport.h"
 
 namespace weft {
+
+namespace {
+
+// Processor time of the calling thread: what a computation takes where others compete for the cores.
+double thread_seconds() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+}  // namespace
 
 Wait::Wait(Operation& op) : operation(op), next_(op.pending_) {
   if (next_ != nullptr) next_->previous_ = this;
@@ -70,17 +82,24 @@ Compute::Compute(Operation& op, FunctionRef<void()> work, double simulated_secon
         self.complete(self.thrown_);
       }) {}
 
+void Compute::work() noexcept {
+  const double before = thread_seconds();
+  try {
+    work_();
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
+  computed_seconds_ = thread_seconds() - before;
+}
+
 bool Compute::await_ready() noexcept {
   if (operation.failure) {
     complete(operation.failure);
     return true;
   }
   if (operation.pool != nullptr) return false;
-  try {
-    work_();
-  } catch (...) {
-    thrown_ = std::current_exception();
-  }
+  work();
+  operation.computed_seconds += computed_seconds_;
   if (operation.executor->simulated() && simulated_seconds_ > 0) return false;
   complete(thrown_);
   return true;
@@ -95,15 +114,12 @@ void Compute::await_suspend(std::coroutine_handle<> h) noexcept {
   remote_.compute = this;
   remote_.run = [](Remote& remote) {
     Compute& self = *static_cast<Done&>(remote).compute;
+    self.operation.computed_seconds += self.computed_seconds_;
     self.complete(self.thrown_ ? self.thrown_ : self.operation.failure);
   };
   operation.pool->submit(FunctionRef<void()>(this, [](void* target) {
     Compute& self = *static_cast<Compute*>(target);
-    try {
-      self.work_();
-    } catch (...) {
-      self.thrown_ = std::current_exception();
-    }
+    self.work();
     self.operation.executor->post(self.remote_);  // from here on `self` may be gone
   }));
 }

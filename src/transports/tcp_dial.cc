@@ -105,6 +105,7 @@ void Dial::heard_challenge() {
   if (challenge->refusal != Refusal::none) return refuse(challenge->refusal);
   token_ = call_.token();
   proof_ = make_proof(token_, hello_, challenge_, call_.listens(socket_));
+  ++proofs_;
   asio::async_write(socket_, asio::buffer(proof_), then([](Dial& self, std::size_t n) {
                       self.bytes_.sent += n;
                       asio::async_read(self.socket_, asio::buffer(self.verdict_),
@@ -118,6 +119,8 @@ void Dial::heard_challenge() {
 void Dial::heard_verdict() {
   const std::optional<Refusal> refusal = check_verdict(token_, hello_, challenge_, proof_, verdict_);
   if (!refusal) return again("an answer that makes no sense");
+  // By an attempt of ours that was given up before its answer came: the other side will notice.
+  if (*refusal == Refusal::taken && proofs_ > 1) return again(std::string(text_of(*refusal)));
   if (*refusal != Refusal::none) return refuse(*refusal);
   Socket socket = std::move(socket_);
   stop();

@@ -53,6 +53,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   SteadyTimer timer_;
   std::size_t turn_ = 0;      // which endpoint is next
   std::size_t attempts_ = 0;  // counted up at the start and at the end of each
+  std::size_t proofs_ = 0;    // that were sent
   Time pause_ = 5ms;
   bool stopped_ = false;
   std::string problem_;

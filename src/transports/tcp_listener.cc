@@ -122,6 +122,7 @@ void Listener::heard_hello(const std::shared_ptr<Guest>& guest) {
   }
   guest->hello = *hello;
   const Refusal refusal = check_hello(*hello, host_.expected);
+  if (refusal != Refusal::none) host_.refused(hello->from, refusal);
   guest->challenge = encode(Challenge{.refusal = refusal, .nonce = random_nonce()});
   asio::async_write(guest->socket, asio::buffer(guest->challenge),
                     [shared = shared_, guest, refusal](const std::error_code& failed, std::size_t n) {
@@ -146,6 +147,7 @@ void Listener::heard_proof(const std::shared_ptr<Guest>& guest) {
   const std::optional<Place> place = check_proof(token, guest->hello_bytes, guest->challenge, guest->proof);
   const int rank = guest->hello.from;
   const Refusal refusal = place ? host_.admit(rank, *place) : Refusal::token;
+  if (refusal != Refusal::none) host_.refused(rank, refusal);
   guest->verdict = make_verdict(token, guest->hello_bytes, guest->challenge, guest->proof, refusal);
   // A rank now, and no longer a stranger that makes room for the next one. Its handler keeps it alive.
   if (refusal == Refusal::none) std::erase(guests_, guest);

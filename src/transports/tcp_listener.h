@@ -28,8 +28,9 @@ class Listener {
     std::function<const std::string&()> token;  // asked once a guest has sent its proof
     std::function<Refusal(int, const Place&)>
         admit;  // it is proven to be this rank; none: the place is reserved for it
-    std::function<void(int, Socket)> joined;  // after admit, and the guest was told
-    std::function<void(int)> withdrawn;       // after admit, but the guest has gone
+    std::function<void(int, Socket)> joined;    // after admit, and the guest was told
+    std::function<void(int)> withdrawn;         // after admit, but the guest has gone
+    std::function<void(int, Refusal)> refused;  // who says it is this rank was turned away
   };
 
   // Listens at once. Throws UsageError where the address cannot be had.

@@ -1,8 +1,11 @@
 #include "transports/tcp_rendezvous.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <asio/read.hpp>
 #include <asio/write.hpp>
+#include <cerrno>
 #include <map>
 #include <memory>
 #include <string>
@@ -72,6 +75,13 @@ std::string seconds_text(Time t) {
   return text.substr(0, text.find('.') + 2) + " s";
 }
 
+// The other side has closed it, and nothing is left to read.
+bool hung_up(Socket& socket) {
+  std::byte next{};
+  const ssize_t n = ::recv(socket.native_handle(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 class Rendezvous {
@@ -135,7 +145,8 @@ class Rendezvous {
   bool table_known_ = false;
   bool said_ready_ = false;
   bool done_ = false;
-  int going_ = 0;  // rank 0: "go" is still to be written to so many
+  int going_ = 0;        // rank 0: "go" is still to be written to so many
+  std::string refused_;  // whom this rank turned away last, and why
   std::exception_ptr error_;
   std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // handlers look here before they touch this object
@@ -174,13 +185,20 @@ void Rendezvous::listen(const SocketEndpoint& at) {
   host.expected.role = leads() ? Role::rendezvous : Role::mesh;
   host.token = [this]() -> const std::string& { return token_; };
   host.admit = [this](int rank, const Place& place) {
-    if (member(rank).reserved) return Refusal::taken;
+    Member& before = member(rank);
+    // A busy host may answer a call that was given up meanwhile. Rank 0 hears the end of it by itself.
+    if (!leads() && before.socket && hung_up(*before.socket)) before = Member{};
+    if (before.reserved) return Refusal::taken;
     member(rank).reserved = true;
     member(rank).place = place;
     return Refusal::none;
   };
   host.joined = [this](int rank, Socket socket) { joined(rank, std::move(socket)); };
   host.withdrawn = [this](int rank) { member(rank).reserved = false; };
+  host.refused = [this](int rank, Refusal refusal) {
+    refused_ = "a caller that says it is rank " + std::to_string(rank) +
+               " was refused: " + std::string(text_of(refusal));
+  };
   listener_ = std::make_unique<Listener>(io_, at, std::move(host), bytes_);
 }
 
@@ -350,7 +368,8 @@ void Rendezvous::out_of_time() {
   const std::string after = " within " + seconds_text(options_.connect_timeout);
   if (leads()) {
     const std::string text = "the job did not form: " + list_of(missing) + " did not come" + after +
-                             " (rank 0 is at " + tcp::text_of(listener_->where()) + ")";
+                             " (rank 0 is at " + tcp::text_of(listener_->where()) + ")" +
+                             (refused_.empty() ? "" : "; " + refused_);
     abort_all('t', text);
     throw TimeoutError(blame, waited, text);
   }

@@ -16,6 +16,8 @@ constexpr Time kFine = 20ms;  // a shorter sleep is timed by a timer, a longer o
 constexpr std::size_t kLongestDetached =
     16 << 20;  // of a message that is finished for the sake of the goodbye behind it
 
+const std::string kSaid = " (said rank ";
+
 std::string seconds_text(Time t) {
   const std::string text = std::to_string(seconds(t));
   return text.substr(0, text.find('.') + 2) + " s";
@@ -30,8 +32,8 @@ void check(const TcpOptions& options) {
   if (options.port == 0) throw UsageError("the rendezvous port is 0: set WEFT_PORT, the same on all ranks");
   if (options.heartbeat <= 0ns || options.dead_after < 2 * options.heartbeat) {
     throw UsageError(
-        "a peer must be allowed to miss a heartbeat: dead_after is at least twice the heartbeat, and both "
-        "are positive");
+        "a peer must be allowed to miss a heartbeat: WEFT_DEAD_AFTER is at least twice WEFT_HEARTBEAT, and "
+        "both are positive");
   }
   if (options.connect_timeout <= 0ns) throw UsageError("the connect timeout must be positive");
   if (options.eager_limit > options.credit) throw UsageError("the eager limit is above the credit of a peer");
@@ -229,9 +231,12 @@ void TcpTransport::goodbye(Peer& p, const wire::Frame& frame, std::span<const st
                           : p.rank();
   const Kind kind = frame.codec <= static_cast<std::uint8_t>(Kind::closed) ? static_cast<Kind>(frame.codec)
                                                                            : Kind::peer_lost;
-  const std::string said = printable(text);
+  // Whoever passes it on leaves the first speaker's name in it; one that speaks of itself needs none.
+  std::string said = printable(text);
+  if (culprit != p.rank() && said.find(kSaid) == std::string::npos)
+    said += kSaid + std::to_string(p.rank()) + ")";
   p.left = true;
-  fail(TransportError(kind, culprit, said + " (said rank " + std::to_string(p.rank()) + ")"), said);
+  fail(TransportError(kind, culprit, said), said);
 }
 
 void TcpTransport::peer_left(Peer& p) {

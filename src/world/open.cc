@@ -50,10 +50,23 @@ std::unique_ptr<Transport> open_tcp(const Config& config, const Placement& place
 #endif
 }
 
-std::unique_ptr<Transport> open_mpi_world() {
+// A process that MPI did not start, or that another MPI started, is a world of its own: without this check a
+// job would train as many models as it has ranks.
+std::unique_ptr<Transport> open_mpi_world(const Placement& place) {
 #if WEFT_HAVE_MPI
-  return open_mpi({});
+  std::unique_ptr<Transport> transport = open_mpi({});
+  const bool launched = place.launcher != Placement::Launcher::none;
+  if (launched && (transport->size() != place.size || transport->rank() != place.rank)) {
+    throw UsageError("the launcher (" + std::string(name_of(place.launcher)) + ") says rank " +
+                     std::to_string(place.rank) + " of " + std::to_string(place.size) +
+                     ", but MPI says rank " + std::to_string(transport->rank()) + " of " +
+                     std::to_string(transport->size()) +
+                     ": start it with the mpirun of the MPI that weft was built with, or set "
+                     "WEFT_TRANSPORT=tcp");
+  }
+  return transport;
 #else
+  static_cast<void>(place);
   not_built("mpi", "MPI");
 #endif
 }
@@ -78,7 +91,7 @@ std::string chosen_transport(const Config& config, const Placement& place) {
 std::unique_ptr<Transport> open_transport(const Config& config, const Placement& place) {
   const std::string transport = chosen_transport(config, place);
   if (transport == "tcp") return open_tcp(config, place);
-  if (transport == "mpi") return open_mpi_world();
+  if (transport == "mpi") return open_mpi_world(place);
   if (place.size > 1) throw UsageError("WEFT_TRANSPORT=threads: ranks that are processes need tcp or mpi");
   return nullptr;
 }

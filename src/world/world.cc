@@ -103,7 +103,11 @@ Comm World::subgroup(const std::vector<int>& ranks, std::uint32_t label) {
   return group;
 }
 
-void run_ranks(int ranks, const std::function<void(World&)>& body) { run_ranks(ranks, RunOptions{}, body); }
+void run_ranks(int ranks, const std::function<void(World&)>& body) {
+  RunOptions options;
+  options.config = Config::from_environment();
+  run_ranks(ranks, options, body);
+}
 
 void run_ranks(int ranks, const RunOptions& options, const std::function<void(World&)>& body) {
   const Config& config = options.config;

@@ -72,6 +72,46 @@ TEST(TcpRendezvous, MoreRanksThanPlacesForStrangersComeAtOnce) {
   run_ranks(options, [](Transport&, BareRank&) {});
 }
 
+// On a busy host a rank gives a call up before its answer comes, and calls again: it is not refused because
+// of the call that it gave up. Rank 2 is played here; rank 1 is called, admits it, and finds that it hung up.
+TEST(TcpRendezvous, ACallThatWasGivenUpDoesNotTakeTheRank) {
+  TcpOptions options = job_options(3);
+  options.token = testing::kToken;
+  std::vector<std::thread> ranks;
+  for (const int rank : {0, 1})
+    ranks.emplace_back([&, rank] { EXPECT_NO_THROW(connect_tcp(as_rank(options, rank))); });
+  const Stranger to_0(options.port);
+  ASSERT_EQ(greet(to_0, testing::hello_of(options, 2), options.token), tcp::Refusal::none);
+  std::array<std::byte, tcp::kNoticeBytes> head{};
+  std::vector<std::byte> table(3 * tcp::kPlaceBytes);
+  ASSERT_TRUE(to_0.receive(head) && to_0.receive(table));
+  const std::uint16_t port = tcp::parse_table(table)[1].port;
+  Stranger given_up(port);
+  ASSERT_EQ(greet(given_up, testing::hello_of(options, 2, 1), options.token), tcp::Refusal::none);
+  // Control: as long as the first call stands, a second one is refused.
+  EXPECT_EQ(greet(Stranger(port), testing::hello_of(options, 2, 1), options.token), tcp::Refusal::taken);
+  given_up.close();
+  const Stranger to_1(port);
+  EXPECT_EQ(greet(to_1, testing::hello_of(options, 2, 1), options.token), tcp::Refusal::none);
+  EXPECT_TRUE(to_0.send(tcp::encode_notice(tcp::NoticeKind::ready, {})) && to_0.receive(head));
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// Rank 0's own error says whom it turned away: who looks at its log alone would look for the wrong rank.
+TEST(TcpRendezvous, RankZeroSaysWhomItRefused) {
+  TcpOptions options = job_options(2);
+  options.token = testing::kToken;
+  options.connect_timeout = 700ms;
+  std::thread other([&] {
+    TcpOptions wrong = as_rank(options, 1);
+    wrong.token = "another secret of more than 32 characters";
+    EXPECT_THROW(connect_tcp(wrong), TransportError);
+  });
+  EXPECT_THAT(thrown<TimeoutError>([&] { connect_tcp(as_rank(options, 0)); }),
+              AllOf(HasSubstr("rank 1 did not come"), HasSubstr("rank 1 was refused: the token differs")));
+  other.join();
+}
+
 TEST(TcpRendezvous, OneRankNeedsNobody) {
   TcpOptions options = job_options(1);
   options.master_addr = "192.0.2.1";  // not even its address is looked at
