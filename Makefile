@@ -27,9 +27,13 @@ ready:
 build: ready ## build/release: libraries, command, tests
 	@tools/build release
 
-demo: build ## all-reduce and priorities between 4 ranks over a slow link, on this machine
-	$(WEFT) bench allreduce --ranks 4 --link 1gbit,50us --bytes 1MiB..16MiB
-	$(WEFT) bench priority --ranks 4 --link 1gbit,50us
+demo: build ## a model trained by 4 ranks over a slow link under six schemes: a table and a page, in a few minutes
+	@if [[ -x build/release/weft-torch ]]; then rm -rf build/demo; \
+	  $(WEFT) compare --out build/demo --ranks 4 --link 100mbit,50us --steps 20 \
+	    --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64; \
+	else echo "built without LibTorch (make setup says why), so no model is trained: all-reduce and priorities instead"; \
+	  $(WEFT) bench allreduce --ranks 4 --link 1gbit,50us --bytes 1MiB..16MiB; \
+	  $(WEFT) bench priority --ranks 4 --link 1gbit,50us; fi
 
 test: build ## all tests, the core alone, ASan on unit+ranks (GRID=full: the large grids)
 	@[[ $$(id -u) == 0 ]] || echo "netlab tests need root: they will be skipped"

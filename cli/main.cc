@@ -1,7 +1,6 @@
 // weft: the command. Verbs are in files of their own; here is what they share: parsing, errors, exit status.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -9,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/names.h"
+#include "torch_verbs.h"
 #include "verbs.h"
 #include "weft/error.h"
 
@@ -50,8 +51,8 @@ int flushed(int status) {
   return complain("the output could not be written", status == 0 ? kFailed : status);
 }
 
-int run(const std::pair<CLI::App*, weft::cli::Run>* verbs, std::size_t count, const Invocation& call) {
-  for (const auto& [app, run_verb] : std::vector(verbs, verbs + count)) {
+int run(const std::vector<std::pair<CLI::App*, weft::cli::Run>>& verbs, const Invocation& call) {
+  for (const auto& [app, run_verb] : verbs) {
     if (!app->parsed()) continue;
     if (!call.command.empty() && app->get_name() != "launch") {
       return complain("`weft " + app->get_name() + "` takes nothing behind --", kUsage);
@@ -72,21 +73,32 @@ int main(int argc, char** argv) {
       "  weft doctor                                         what works on this machine, and how fast\n"
       "  weft bench allreduce --ranks 4 --link 1gbit,50us    four ranks as threads, over a slow link\n"
       "  weft train --ranks 4 --link 100mbit,50us            train a model on them (weft train --help)\n"
+      "  weft compare --ranks 4 --link 100mbit,50us          the same under six schemes, in one table\n"
       "  weft launch -n 4 -- ./program                       four ranks as processes, over tcp");
   using weft::cli::Run;
-  const auto added = [&app](Run (*add)(CLI::App&)) {
-    Run run_verb = add(app);
-    return std::pair<CLI::App*, Run>(app.get_subcommands({}).back(), std::move(run_verb));
+  std::vector<std::pair<CLI::App*, Run>> verbs;
+  const auto added = [&](Run run_verb) {
+    verbs.emplace_back(app.get_subcommands({}).back(), std::move(run_verb));
   };
-  const std::array verbs{added(weft::cli::add_info), added(weft::cli::add_doctor),
-                         added(weft::cli::add_bench), added(weft::cli::add_launch),
-                         added(weft::cli::add_train)};
+  added(weft::cli::add_info(app));
+  added(weft::cli::add_doctor(app));
+  added(weft::cli::add_bench(app));
+  added(weft::cli::add_launch(app));
+  for (const weft::cli::TorchVerb& row : weft::cli::kTorchVerbs) added(weft::cli::add_torch_verb(app, row));
 
   const Invocation call = invocation(argc, argv);
+  if (!call.arguments.empty() && !call.arguments.front().starts_with("-")) {
+    std::vector<std::string> names;
+    for (const auto& [verb, run_verb] : verbs) names.push_back(verb->get_name());
+    if (std::find(names.begin(), names.end(), call.arguments.front()) == names.end()) {
+      const std::vector<std::string_view> known(names.begin(), names.end());
+      return complain(weft::unknown_name("verb", call.arguments.front(), known), kUsage);
+    }
+  }
   try {
     std::vector<std::string> reversed(call.arguments.rbegin(), call.arguments.rend());
     app.parse(reversed);
-    return flushed(run(verbs.data(), verbs.size(), call));
+    return flushed(run(verbs, call));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     return complain(one_line(e.what()) + " (weft --help)", kUsage);

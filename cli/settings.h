@@ -6,16 +6,19 @@
 #include <array>
 #include <charconv>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "config_text.h"
+
 namespace weft::cli {
 
 class Settings {
  public:
-  explicit Settings(CLI::App& app) : app_(app) {}
+  explicit Settings(CLI::App& app) : app_(app) { app_.config_formatter(std::make_shared<TomlConfig>()); }
   void group(std::string name) { group_ = std::move(name); }
 
   // REQUIRES: `value` outlives this. An empty optional or text is not written.
@@ -51,7 +54,7 @@ class Settings {
     if constexpr (std::is_same_v<T, bool>) {
       return value ? "true" : "false";
     } else if constexpr (std::is_same_v<T, std::string>) {
-      return value.empty() ? "" : '"' + value + '"';
+      return value.empty() ? "" : toml_string(value);
     } else if constexpr (std::is_arithmetic_v<T>) {
       std::array<char, 64> digits{};
       return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};

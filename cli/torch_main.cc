@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -12,26 +13,49 @@
 
 namespace {
 
+struct Row {
+  std::string_view name;
+  int (*run)(const std::vector<std::string>& arguments);
+};
+// As kTorchVerbs has them.
+constexpr std::array kRows{
+    Row{"train", weft::cli::train},
+    Row{"compare", weft::cli::compare},
+    Row{"verify", weft::cli::verify},
+    Row{"outline", weft::cli::outline},
+};
+static_assert(kRows.size() == weft::cli::kTorchVerbs.size());
+
 int complain(std::string sentence, int status) {
   std::replace(sentence.begin(), sentence.end(), '\n', ' ');
   std::fprintf(stderr, "weft: %s\n", sentence.c_str());
   return status;
 }
 
+std::string names() {
+  std::string list;
+  for (const Row& row : kRows) list += (list.empty() ? "" : ", ") + std::string(row.name);
+  return list;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
-  if (verb != "train")
-    return complain("weft-torch has the verb train (weft train --help)", weft::cli::kUsage);
+  const auto* const row =
+      std::find_if(kRows.begin(), kRows.end(), [&](const Row& r) { return r.name == verb; });
+  if (row == kRows.end())
+    return complain("weft-torch has the verbs " + names() + " (weft train --help)", weft::cli::kUsage);
   try {
-    return weft::cli::train({argv + 2, argv + argc});
+    return row->run({argv + 2, argv + argc});
   } catch (const CLI::CallForHelp&) {
     return weft::cli::kOk;
   } catch (const CLI::ParseError& e) {
-    return complain(std::string(e.what()) + " (weft train --help)", weft::cli::kUsage);
+    return complain(std::string(e.what()) + " (weft " + verb + " --help)", weft::cli::kUsage);
   } catch (const weft::UsageError& e) {
     return complain(e.what(), weft::cli::kUsage);
+  } catch (const std::bad_alloc&) {
+    return complain("there is not enough memory for this", weft::cli::kFailed);
   } catch (const std::exception& e) {
     return complain(e.what(), weft::cli::kFailed);
   }

@@ -1,5 +1,7 @@
 // Verbs that compute a model: they live in weft-torch, which lies beside this command. The command itself
 // stays without torch, whose libraries take a second and 300 MB to load.
+#include "torch_verbs.h"
+
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -12,8 +14,8 @@
 
 namespace weft::cli {
 
-Run add_train(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("train", "train a language model on several ranks");
+Run add_torch_verb(CLI::App& app, const TorchVerb& row) {
+  CLI::App* verb = app.add_subcommand(std::string(row.name), std::string(row.summary));
   verb->set_help_flag();  // weft-torch has it, with all flags
   verb->prefix_command();
   return [](const Invocation& call) -> int {

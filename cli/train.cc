@@ -4,8 +4,10 @@
 #include <memory>
 #include <thread>
 
+#include "outline_file.h"
 #include "run_folder.h"
 #include "torch_verbs.h"
+#include "train_emulated.h"
 #include "train_options.h"
 #include "train_report.h"
 #include "verbs.h"
@@ -122,7 +124,13 @@ int train(const std::vector<std::string>& arguments) {
   const Placement place = detect_placement();
   const TrainCommand command = read_train(arguments, place);
   set_torch_threads(command.options.threads);
-  if (place.launcher == Placement::Launcher::none)
+  const bool launched = place.launcher != Placement::Launcher::none;
+  if (command.computation.emulated()) {
+    if (launched)
+      throw UsageError("--compute emulated runs its ranks as threads of one process: without a launcher");
+    if (!command.computation.outline.empty()) static_cast<void>(read_outline(command.computation.outline));
+    emulate_training(command, claim_folder(command));
+  } else if (!launched)
     on_threads(command);
   else
     as_launched(command);

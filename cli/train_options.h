@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "run_folder.h"
+#include "train_flags.h"
 #include "transports/link_spec.h"
 #include "weft_torch/train/options.h"
 #include "weft_torch/train/trainer.h"
@@ -22,6 +23,7 @@ struct TrainCommand {
   RunPlace place;
   int ranks = 4;
   std::optional<LinkSpec> link;
+  Computation computation;
   bool trace = false;
   std::string config;  // config.toml
 };

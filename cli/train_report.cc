@@ -60,12 +60,12 @@ void TrainReport::started(const TrainStart& start) {
   cut_metrics(report_.folder, start.first_step);
   metrics_.open(report_.folder / "metrics.jsonl", std::ios::app);
   for (const std::string& note : start.notes) std::fprintf(stderr, "weft: note: %s\n", note.c_str());
-  const std::string density =
-      options_.scheme.starts_with("dense") ? "" : form(" at density %g", options_.density);
-  std::printf("%s, %s parameters, %s%s, %d %s over %s%s\n", options_.model.c_str(),
+  const std::string density = takes_density(options_.scheme) ? form(" at density %g", options_.density) : "";
+  std::printf("%s, %s parameters, %s%s, %d %s over %s%s%s\n", options_.model.c_str(),
               count_text(static_cast<double>(start.parameters)).c_str(), options_.scheme.c_str(),
               density.c_str(), report_.ranks, report_.ranks == 1 ? "rank" : "ranks",
               report_.transport.c_str(),
+              report_.compute == "real" ? "" : (", " + report_.compute + " computation").c_str(),
               report_.oversubscribed ? " (oversubscribed: more ranks than cores)" : "");
   std::printf("%s\n", start.data.c_str());
   if (start.first_step > 0)
@@ -77,7 +77,7 @@ void TrainReport::started(const TrainStart& start) {
 void TrainReport::step(const StepRecord& r) {
   Json row{{"step", r.step},
            {"epoch", r.epoch},
-           {"loss", number(r.loss)},
+           {"loss", report_.compute == "real" ? number(r.loss) : Json(nullptr)},
            {"lr", r.lr},
            {"density", r.density},
            {"tokens", r.tokens},
@@ -108,8 +108,9 @@ void TrainReport::step(const StepRecord& r) {
 std::string TrainReport::line(const StepRecord& r) const {
   const auto done = static_cast<double>(r.step + 1 - start_.first_step);
   const double left = (now() - began_) / done * static_cast<double>(options_.steps - r.step - 1);
-  return form("step %lld/%lld  loss %.4f  %s tokens/s  %2.0f %% waiting  %s sent  %s left",
-              static_cast<long long>(r.step + 1), static_cast<long long>(options_.steps), r.loss,
+  const std::string loss = report_.compute == "real" ? form("loss %.4f", r.loss) : report_.compute;
+  return form("step %lld/%lld  %s  %s tokens/s  %2.0f %% waiting  %s sent  %s left",
+              static_cast<long long>(r.step + 1), static_cast<long long>(options_.steps), loss.c_str(),
               count_text(seconds_ > 0 ? tokens_ / seconds_ : 0).c_str(),
               seconds_ > 0 ? 100 * waited_ / seconds_ : 0, size_text(static_cast<double>(sent_)).c_str(),
               duration_text(left).c_str()) +
@@ -135,19 +136,20 @@ void TrainReport::finish(const TrainSummary& s) {
                 static_cast<long long>(start_.first_step));
     return;
   }
+  const bool real = report_.compute == "real";
   const Json summary{{"model", options_.model},
                      {"parameters", start_.parameters},
                      {"scheme", options_.scheme},
                      {"density", options_.density},
                      {"transport", report_.transport},
                      {"ranks", report_.ranks},
-                     {"compute", "real"},
+                     {"compute", report_.compute},
                      {"oversubscribed", report_.oversubscribed},
                      {"first_step", s.first_step},
                      {"steps", s.steps},
                      {"skipped_steps", s.skipped},
-                     {"first_loss", number(s.first_loss)},
-                     {"final_loss", number(s.last_loss)},
+                     {"first_loss", real ? number(s.first_loss) : Json(nullptr)},
+                     {"final_loss", real ? number(s.last_loss) : Json(nullptr)},
                      {"seconds", s.seconds},
                      {"tokens_per_second", s.tokens_per_second},
                      {"step_seconds_median", s.step_seconds_median},
@@ -157,10 +159,14 @@ void TrainReport::finish(const TrainSummary& s) {
                      {"wire_bytes", s.wire_bytes},
                      {"checkpoint_step", s.checkpoint_step >= 0 ? Json(s.checkpoint_step) : Json(nullptr)}};
   write_file(report_.folder / "summary.json", summary.dump(2) + "\n");
-  std::printf("loss %.4f -> %.4f in %lld steps, %s of training\n", s.first_loss, s.last_loss,
-              static_cast<long long>(s.steps), seconds_text(s.seconds).c_str());
-  std::printf("%s tokens/s, %s a step (median), %.0f %% of it waiting for communication\n",
+  if (real)
+    std::printf("loss %.4f -> %.4f in %lld steps, %s of training\n", s.first_loss, s.last_loss,
+                static_cast<long long>(s.steps), seconds_text(s.seconds).c_str());
+  std::printf("%s tokens/s, %s a step (median%s), %.0f %% of it waiting for communication\n",
               count_text(s.tokens_per_second).c_str(), seconds_text(s.step_seconds_median).c_str(),
+              report_.transport == "sim" ? ", simulated"
+              : real                     ? ""
+                                         : ", emulated",
               100 * s.waiting_share);
   std::printf("gradients: %s a step from the busiest rank (formula, 8 bytes an entry: %s)\n",
               size_text(s.wire_bytes_per_step).c_str(), size_text(s.formula_bytes_per_step).c_str());

@@ -18,7 +18,8 @@ struct ReportOptions {
       config;  // config.toml: written when the run has begun, so that a resume that fails changes nothing
   std::string transport;
   int ranks = 1;
-  bool oversubscribed = false;  // ranks exceed cores: times say little
+  bool oversubscribed = false;   // ranks exceed cores: times say little
+  std::string compute = "real";  // else there is no loss, and lines say what the times are
 };
 
 class TrainReport final : public Observer {

@@ -11,6 +11,8 @@ class App;
 
 namespace weft::cli {
 
+struct TorchVerb;
+
 // Exit status of the command.
 inline constexpr int kOk = 0;
 inline constexpr int kFailed = 1;  // a run failed, or its result was wrong
@@ -31,6 +33,7 @@ Run add_info(CLI::App& app);
 Run add_doctor(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_launch(CLI::App& app);
-Run add_train(CLI::App& app);
+// The row of torch_verbs.h: started as weft-torch.
+Run add_torch_verb(CLI::App& app, const TorchVerb& row);
 
 }  // namespace weft::cli

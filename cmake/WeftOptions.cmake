@@ -1,15 +1,17 @@
 # The optional parts: what each needs, whether it is there, and one line about it.
-# Sets WEFT_MPI, WEFT_TCP, WEFT_TORCH, WEFT_HIGHWAY, WEFT_SPDLOG, WEFT_TESTS, WEFT_BENCH, WEFT_CLI, WEFT_FUZZ to TRUE or
-# FALSE.
+# Sets WEFT_MPI, WEFT_TCP, WEFT_TORCH, WEFT_PYTHON, WEFT_HIGHWAY, WEFT_SPDLOG, WEFT_TESTS, WEFT_BENCH, WEFT_CLI, WEFT_FUZZ
+# to TRUE or FALSE.
 
 set(WEFT_WITH_MPI AUTO CACHE STRING "mpi transport: AUTO, ON or OFF")
 set(WEFT_WITH_TCP AUTO CACHE STRING "tcp transport: AUTO, ON or OFF")
 set(WEFT_WITH_HIGHWAY AUTO CACHE STRING "SIMD kernels: AUTO, ON or OFF")
 set(WEFT_WITH_SPDLOG AUTO CACHE STRING "Logs through spdlog (else plain stderr): AUTO, ON or OFF")
 set(WEFT_WITH_TORCH AUTO CACHE STRING "weft_torch, models in LibTorch: AUTO, ON or OFF")
+set(WEFT_WITH_PYTHON AUTO CACHE STRING "The Python package: AUTO, ON or OFF")
 set(WEFT_WITH_CUDA OFF CACHE STRING "Device kernels: nothing in the tree needs it yet")
 set(WEFT_BUILD_TESTS AUTO CACHE STRING "Tests: AUTO, ON or OFF")
 set(WEFT_BUILD_BENCH AUTO CACHE STRING "Micro-benchmarks: AUTO, ON or OFF")
+option(WEFT_BUILD_EXAMPLES "The C++ programs of examples/" ON)
 set(WEFT_BUILD_CLI AUTO CACHE STRING "The weft command: AUTO, ON or OFF")
 set(WEFT_BUILD_FUZZ AUTO CACHE STRING "libFuzzer targets: AUTO, ON or OFF")
 
@@ -76,6 +78,27 @@ weft_decide(WEFT_TORCH WEFT_WITH_TORCH "weft_torch"
 if(WEFT_TORCH)
   message(STATUS "weft: torch ${LibTorch_VERSION}")
 endif()
+
+# The interpreter of .venv, unless whoever builds a wheel names another. Torch is not asked for: the package does not
+# link it.
+if(WEFT_WITH_PYTHON)
+  if(NOT Python_EXECUTABLE AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+    set(Python_EXECUTABLE ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  endif()
+  find_package(Python QUIET COMPONENTS Interpreter Development.Module)
+  if(Python_Interpreter_FOUND AND NOT pybind11_DIR)
+    execute_process(COMMAND ${Python_EXECUTABLE} -m pybind11 --cmakedir
+      OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+    if(NOT failed)
+      set(pybind11_DIR ${folder})
+    endif()
+  endif()
+  set(PYBIND11_FINDPYTHON ON)
+  find_package(pybind11 2.10 QUIET CONFIG)
+endif()
+weft_decide(WEFT_PYTHON WEFT_WITH_PYTHON "Python package"
+  Python_Development.Module_FOUND "no Python with its headers was found (apt-get install python3-dev)"
+  pybind11_FOUND "pybind11 not found (make setup installs it into .venv)")
 
 if(WEFT_BUILD_CLI)
   find_package(CLI11 QUIET CONFIG)

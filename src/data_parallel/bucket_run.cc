@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "data_parallel/quotas.h"
+#include "kernels/optimize.h"
 #include "kernels/select.h"
 #include "weft/collective.h"
 
@@ -57,6 +58,34 @@ Task<void> sum_factors(Comm comm, BucketRun* run, std::span<float> data) {
 
 }  // namespace
 
+void BucketRun::scale_by(double factor) {
+  if (wide) {
+    for (double& value : values) value *= factor;
+    return;
+  }
+  buffer.resize(gradient.size());  // (which may be the gradient's own memory)
+  std::transform(gradient.begin(), gradient.end(), buffer.begin(),
+                 [f = static_cast<float>(factor)](float value) { return value * f; });
+  gradient = buffer;
+}
+
+// What is summed from here on is the velocity.
+void BucketRun::accelerate() {
+  velocity->has_staged = false;
+  velocity->staged.resize(gradient.size());
+  accumulate_velocity(momentum, velocity->committed, gradient, velocity->staged);
+  gradient = velocity->staged;
+}
+
+// REQUIRES: the result is finite.
+void BucketRun::settle() {
+  if (measures) measure();
+  if (velocity == nullptr) return;
+  if (masks)
+    result.for_each([this](std::int64_t i, float) { velocity->staged[static_cast<std::size_t>(i)] = 0; });
+  velocity->has_staged = true;
+}
+
 void BucketRun::measure() {
   magnitudes.clear();
   result.for_each([this](std::int64_t, float value) { magnitudes.push_back(std::abs(value)); });
@@ -100,10 +129,12 @@ Task<void> BucketRun::reduce_wide(Comm comm, BucketRun* run) {
 }
 
 Task<void> BucketRun::reduce(Comm comm, BucketRun* run) {
+  auto accelerate = [run] { run->accelerate(); };
+  if (run->velocity != nullptr) co_await comm.compute(accelerate);
   co_await sparse_all_reduce(comm, run->gradient, *run->state, run->result, run->options);
   if (run->result.finite()) {
-    auto measure = [run] { run->measure(); };
-    if (run->measures) co_await comm.compute(measure);
+    auto settle = [run] { run->settle(); };
+    if (run->measures || run->velocity != nullptr) co_await comm.compute(settle);
     co_return;
   }
   co_await name_blamed(comm, run);

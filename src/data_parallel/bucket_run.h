@@ -12,6 +12,7 @@
 #include "collectives/sparse_allreduce/call.h"
 #include "compressors/low_rank.h"
 #include "data_parallel/buckets.h"
+#include "data_parallel/velocity.h"
 #include "weft/comm.h"
 #include "weft/sparse.h"
 #include "weft/task.h"
@@ -32,11 +33,15 @@ struct BucketRun {
   std::unique_ptr<LowRank> low_rank;  // of the scheme "powersgd"; else none
   std::string_view order = "auto";    // of additions: the all-reduce of its two sums
   std::uint32_t step = 0;             // committed ones: a key of what is drawn
+  Velocity* velocity = nullptr;       // with momentum correction: sent in place of the gradient; else none
+  float momentum = 0;                 // of it
+  bool masks = false;                 // the operation selects: what it sent has no velocity any more
   std::size_t ticket = 0;             // its place among the step's tickets
   std::size_t pending = 0;            // gradients that are not here yet
   std::span<const float> gradient;    // the caller's memory, or the buffer
   std::vector<float> buffer;
   SparseResult result;
+  double computed_seconds = 0;    // processor time, once its step is finished
   double measured = 0;            // scale of the result
   std::vector<float> magnitudes;  // of its entries
   std::vector<std::byte> blamed;  // rank after rank, one for each piece; only where the result is not finite
@@ -69,6 +74,9 @@ struct BucketRun {
     });
   }
 
+  void scale_by(double factor);  // the gradient; REQUIRES: all of it is here
+  void accelerate();
+  void settle();
   void measure();
   void find_blame(int rank, int size);
   void settle_wide();

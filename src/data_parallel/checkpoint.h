@@ -1,8 +1,8 @@
 // Checkpoints of a training job: a folder of safetensors files for each saved step.
 //
 //   <dir>/step-<N>/shared.safetensors         model, optimizer, extra states, metadata: the same on all ranks
-//   <dir>/step-<N>/rank-<r>-of-<P>.safetensors   residuals, scales, factors and controllers of rank r
-//   <dir>/latest                              "step-<N>": the one that was committed last
+//   <dir>/step-<N>/rank-<r>-of-<P>.safetensors   residuals, velocities, scales, factors and controllers of
+//   rank r <dir>/latest                              "step-<N>": the one that was committed last
 //   <dir>/.step-<N>.tmp, .weft-*.tmp          unfinished: nobody reads them, begin_checkpoint() removes them
 //
 // Saving, with a barrier of the caller's between the steps (nothing here communicates):

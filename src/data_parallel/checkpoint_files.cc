@@ -337,6 +337,7 @@ void write_rank_file(const fs::path& path, const TrainingSnapshot& snapshot) {
   std::vector<double> scales;
   std::int64_t residuals = 0;
   std::int64_t factors = 0;
+  std::int64_t velocities = 0;
   for (const StateSnapshot::Parameter& p : s.parameters) {
     counts.push_back(p.count);
     scales.push_back(p.scale);
@@ -346,12 +347,17 @@ void write_rank_file(const fs::path& path, const TrainingSnapshot& snapshot) {
                  std::as_bytes(std::span(p.factor)));
       ++factors;
     }
+    if (!p.velocity.empty()) {
+      out.vector("velocity/" + p.name, p.velocity);
+      ++velocities;
+    }
     if (p.residual.empty()) continue;
     out.vector("residual/" + p.name, p.residual);
     ++residuals;
   }
   out.text("residuals", number(residuals));
   out.text("factors", number(factors));
+  out.text("velocities", number(velocities));
   out.keep("parameter/count", std::move(counts));
   out.keep("parameter/scale", std::move(scales));
   put_controllers(out, s);
@@ -396,6 +402,7 @@ StateSnapshot read_rank_file(const fs::path& path, const TrainingSnapshot& share
   const auto scales = part.vector<double>("parameter/scale", count);
   std::int64_t residuals = 0;
   std::int64_t factors = 0;
+  std::int64_t velocities = 0;
   for (std::size_t i = 0; i < names.size(); ++i) {
     StateSnapshot::Parameter& p = out.parameters.emplace_back();
     p.name = names[i];
@@ -405,6 +412,10 @@ StateSnapshot read_rank_file(const fs::path& path, const TrainingSnapshot& share
       read_factor(part, p);
       ++factors;
     }
+    if (const std::string velocity = "velocity/" + p.name; part.file().find(velocity) != nullptr) {
+      p.velocity = part.vector<float>(velocity);
+      ++velocities;
+    }
     const std::string residual = "residual/" + p.name;
     if (part.file().find(residual) == nullptr) continue;
     p.residual = part.vector<float>(residual);
@@ -412,6 +423,9 @@ StateSnapshot read_rank_file(const fs::path& path, const TrainingSnapshot& share
   }
   check_same(part, "residuals", residuals);
   check_same(part, "factors", factors);
+  // (Files from before there were velocities do not count them.)
+  const bool counted = part.file().metadata().contains(std::string(kReservedKeys) + "velocities");
+  if (counted || velocities > 0) check_same(part, "velocities", velocities);
   out.controllers = read_controllers(part, names);
   part.finish();
   check_state(out, part.where());

@@ -139,6 +139,12 @@ void check_state(const StateSnapshot& s, const std::string& where) {
                       number(p.count));
     }
     check_finite(std::span(p.residual), "the residual of " + printable(p.name), where);
+    if (!p.velocity.empty() && static_cast<std::int64_t>(p.velocity.size()) != p.count) {
+      fail(where, "the velocity of " + printable(p.name) + " has " +
+                      number(static_cast<std::int64_t>(p.velocity.size())) + " elements, not " +
+                      number(p.count));
+    }
+    check_finite(std::span(p.velocity), "the velocity of " + printable(p.name), where);
     const auto factor = static_cast<std::int64_t>(p.factor.size());
     check_finite(std::span(p.factor), "the factor of " + printable(p.name), where);
     if (p.factor_rank < 0 || (p.factor_rank == 0) != p.factor.empty() || factor > p.count ||

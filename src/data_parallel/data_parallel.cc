@@ -6,6 +6,7 @@
 
 #include "base/names.h"
 #include "collectives/registry.h"
+#include "kernels/optimize.h"
 #include "kernels/select.h"
 #include "weft/collective.h"
 #include "weft/error.h"
@@ -35,6 +36,18 @@ void check_algorithm(const DataParallelOptions& options) {
   if (options.rank < 1) refuse("rank must be at least 1, not " + std::to_string(options.rank));
   if (!(options.min_compression >= 0)) refuse("min_compression must not be negative");
   if (options.all_reduce != "auto") find_algorithm(Family::all_reduce, options.all_reduce);
+}
+
+void check_recipe(const DataParallelOptions& options) {
+  const double momentum = options.momentum_correction;
+  if (!(momentum >= 0 && momentum < 1))
+    refuse("momentum correction must be at least 0 and below 1, not " + std::to_string(momentum));
+  if (momentum > 0 && (is_dense_row(options.algorithm) || options.algorithm == kPowerSgd)) {
+    refuse("momentum correction is for schemes that select entries, not for '" + options.algorithm +
+           "': give the optimizer its momentum");
+  }
+  if (!(options.clip_local >= 0) || std::isinf(options.clip_local))
+    refuse("clip_local must be finite and not negative");
 }
 
 // What is short needs no bucket of its own where nothing is selected.
@@ -67,6 +80,7 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
       state_(std::make_unique<ParameterState>(plan_)) {
   checked_density(options_.density);
   check_algorithm(options_);
+  check_recipe(options_);
   wire::sparse_codec_of(options_.codec);
   if (options_.dtype != DType::float32 && options_.dtype != DType::float64)
     refuse("gradients are float32 or float64");
@@ -96,6 +110,8 @@ void DataParallel::lay_out() {
     run->options.threads = options_.threads;
     if (options_.algorithm == kPowerSgd) run->low_rank = low_rank_of_bucket(*run->bucket);
     run->order = options_.all_reduce;
+    run->momentum = static_cast<float>(options_.momentum_correction);
+    if (options_.momentum_correction > 0) run->velocity = &state_->bucket_velocity(b);
     runs_.push_back(std::move(run));
   }
   has_result_ = false;
@@ -120,6 +136,9 @@ void DataParallel::submit_comparison() {
                                      std::bit_cast<std::uint64_t>(options_.min_compression)}) {
       hash = mix(hash ^ part);
     }
+  }
+  for (const double part : {options_.momentum_correction, options_.clip_local}) {
+    if (part != 0) hash = mix(hash ^ std::bit_cast<std::uint64_t>(part));
   }
   (*hashes)[static_cast<std::size_t>(comm_.rank())] = static_cast<std::int64_t>(hash);
   const SubmitOptions submit{.name = "plan of buckets", .slot = options_.first_slot, .step = attempt_++};
@@ -156,8 +175,10 @@ void DataParallel::begin_step() {
     const bool whole = quotas_[i] == bucket.count && !is_dense_row(options_.algorithm) && !run.low_rank;
     run.options.algorithm = whole || bucket.dense ? std::string_view("dense") : options_.algorithm;
     run.measures = adapts && !bucket.dense && !run.low_rank;
+    run.masks = run.options.algorithm != "dense";
   }
   ready_.assign(static_cast<std::size_t>(plan_.num_parameters()), false);
+  squares_.assign(ready_.size(), 0);
   has_result_ = false;
   phase_ = Phase::open;
 }
@@ -182,7 +203,7 @@ int DataParallel::accept(int parameter, std::size_t count, DType dtype) {
 }
 
 void DataParallel::arrived(int bucket) {
-  if (--runs_[static_cast<std::size_t>(bucket)]->pending == 0) submit(bucket);
+  if (--runs_[static_cast<std::size_t>(bucket)]->pending == 0 && options_.clip_local == 0) submit(bucket);
 }
 
 void DataParallel::gradient_ready(int parameter, std::span<const double> gradient) {
@@ -190,6 +211,7 @@ void DataParallel::gradient_ready(int parameter, std::span<const double> gradien
   BucketRun& run = *runs_[static_cast<std::size_t>(b)];
   const BucketPiece piece{parameter, plan_.first_of(parameter)};
   std::copy(gradient.begin(), gradient.end(), run.part_of(run.values, piece).begin());
+  if (options_.clip_local > 0) squares_[static_cast<std::size_t>(parameter)] = sum_of_squares(gradient);
   arrived(b);
 }
 
@@ -203,6 +225,7 @@ void DataParallel::gradient_ready(int parameter, std::span<const float> gradient
     std::copy(gradient.begin(), gradient.end(), run.part(piece).begin());
     run.gradient = run.buffer;
   }
+  if (options_.clip_local > 0) squares_[static_cast<std::size_t>(parameter)] = sum_of_squares(gradient);
   arrived(b);
 }
 
@@ -234,12 +257,23 @@ void DataParallel::submit_unused() {
   }));
 }
 
+// What this rank's gradient is multiplied by; one that is not finite goes on as it is, to be named.
+double DataParallel::local_scale() {
+  double squares = 0;
+  for (const double s : squares_) squares += s;
+  local_norm_ = std::sqrt(squares) / options_.divisor;
+  const double limit = options_.clip_local / std::sqrt(comm_.size());
+  return std::isfinite(local_norm_) && local_norm_ > limit ? limit / local_norm_ : 1;
+}
+
 void DataParallel::step_end() {
   if (phase_ == Phase::ended) refuse("step_end() twice in one step");
   if (phase_ == Phase::between) begin_step();
+  const bool held_back = options_.clip_local > 0;
+  const double scale = held_back ? local_scale() : 1;
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-    if (run.pending == 0) continue;
+    if (run.pending == 0 && !held_back) continue;
     for (const BucketPiece& piece : run.bucket->pieces) {
       if (ready_[static_cast<std::size_t>(piece.parameter)]) continue;
       if (run.wide) {
@@ -248,8 +282,9 @@ void DataParallel::step_end() {
       }
       std::ranges::fill(run.part(piece), 0.0F);
     }
-    run.gradient = run.buffer;
+    if (run.pending > 0) run.gradient = run.buffer;
     run.pending = 0;
+    if (scale != 1) run.scale_by(scale);
     submit(b);
   }
   if (options_.find_unused) submit_unused();
@@ -268,84 +303,6 @@ std::vector<Ticket> DataParallel::tickets_for(int use) const {
   return out;
 }
 
-const BucketRun& DataParallel::finished_run(int parameter, std::size_t count) const {
-  if (parameter < 0 || parameter >= plan_.num_parameters())
-    refuse("there is no parameter " + std::to_string(parameter));
-  if (static_cast<std::int64_t>(count) != plan_.parameter(parameter).count) {
-    refuse("room for " + std::to_string(count) + " elements of '" + plan_.parameter(parameter).name + "'");
-  }
-  const BucketRun& run = *runs_[static_cast<std::size_t>(plan_.bucket_of(parameter))];
-  if (phase_ == Phase::ended) {
-    const Ticket& ticket = tickets_[run.ticket];
-    if (!ticket.done()) refuse("the result of '" + plan_.parameter(parameter).name + "' is not here yet");
-    if (ticket.error()) std::rethrow_exception(ticket.error());
-  } else if (!has_result_) {
-    refuse("there is no result of '" + plan_.parameter(parameter).name + "'");
-  }
-  if (!run.finite()) throw UsageError(verdicts().text);
-  return run;
-}
-
-void DataParallel::result_of(int parameter, std::span<float> out) const {
-  const BucketRun& run = finished_run(parameter, out.size());
-  if (run.wide) refuse("the results are float64");
-  const auto divisor = static_cast<float>(options_.divisor);
-  const auto first = static_cast<std::size_t>(plan_.first_of(parameter));
-  const SparseResult::Contents& contents = run.result.contents();
-  if (contents.is_dense) {
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = contents.dense[first + i] / divisor;
-    return;
-  }
-  std::ranges::fill(out, 0.0F);
-  run.visit([&](const BucketPiece& piece, std::int64_t index, float value) {
-    if (piece.parameter == parameter) out[static_cast<std::size_t>(index)] = value / divisor;
-  });
-}
-
-void DataParallel::result_of(int parameter, std::span<double> out) const {
-  const BucketRun& run = finished_run(parameter, out.size());
-  if (!run.wide) refuse("the results are float32");
-  const auto first = static_cast<std::size_t>(plan_.first_of(parameter));
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = run.values[first + i] / options_.divisor;
-}
-
-bool DataParallel::used(int parameter) const {
-  if (!options_.find_unused) refuse("used() without find_unused");
-  return used_[static_cast<std::size_t>(parameter)] != 0;
-}
-
-StepResult DataParallel::verdicts() const {
-  StepResult out{.committed = false, .step = state_->step(), .bad = {}, .text = {}};
-  std::string overflowed;
-  for (const std::unique_ptr<BucketRun>& run : runs_) {
-    const bool known = phase_ != Phase::ended || tickets_[run->ticket].done();
-    if (!known || run->finite()) continue;
-    const std::size_t pieces = run->bucket->pieces.size();
-    const std::size_t before = out.bad.size();
-    for (std::size_t i = 0; i < run->blamed.size(); ++i) {
-      if (run->blamed[i] == std::byte{0}) continue;
-      out.bad.push_back({.parameter = run->bucket->pieces[i % pieces].parameter,
-                         .rank = static_cast<int>(i / pieces),
-                         .kind = static_cast<StepResult::Kind>(run->blamed[i])});
-    }
-    if (out.bad.size() == before) {
-      overflowed += "; the sum of finite gradients overflows in the bucket from '" +
-                    plan_.parameter(run->bucket->pieces.front().parameter).name + "'";
-    }
-  }
-  out.text = "step " + std::to_string(out.step) + " was not committed";
-  constexpr std::size_t kNamed = 8;
-  for (std::size_t i = 0; i < std::min(out.bad.size(), kNamed); ++i) {
-    const StepResult::Bad& bad = out.bad[i];
-    out.text += "; the gradient of '" + plan_.parameter(bad.parameter).name + "' on rank " +
-                std::to_string(bad.rank) +
-                (bad.kind == StepResult::Kind::nan ? " holds NaN" : " holds infinity");
-  }
-  if (out.bad.size() > kNamed) out.text += "; and " + std::to_string(out.bad.size() - kNamed) + " more";
-  out.text += overflowed;
-  return out;
-}
-
 StepResult DataParallel::finish() {
   if (phase_ != Phase::ended) refuse("finish() before step_end()");
   for (const Ticket& t : tickets_) {
@@ -353,6 +310,7 @@ StepResult DataParallel::finish() {
   }
   const std::vector<Ticket> tickets = std::move(tickets_);
   tickets_.clear();
+  for (const auto& run : runs_) run->computed_seconds = tickets[run->ticket].computed_seconds();
   phase_ = Phase::between;
   ++attempt_;
   StepResult out{.committed = false, .step = state_->step(), .bad = {}, .text = {}};
@@ -373,49 +331,6 @@ StepResult DataParallel::finish() {
   has_result_ = true;
   out.committed = true;
   return out;
-}
-
-void DataParallel::copy_to(std::span<const std::span<float>> outputs) const {
-  if (!has_result_) refuse("there is no committed result to copy");
-  if (options_.dtype != DType::float32) refuse("copy_to: the results are float64");
-  if (static_cast<int>(outputs.size()) != plan_.num_parameters())
-    refuse("copy_to: one span for each parameter");
-  for (int p = 0; p < plan_.num_parameters(); ++p) {
-    const std::span<float> out = outputs[static_cast<std::size_t>(p)];
-    if (!out.empty() && static_cast<std::int64_t>(out.size()) != plan_.parameter(p).count) {
-      refuse("copy_to: a span of " + std::to_string(out.size()) + " elements for '" +
-             plan_.parameter(p).name + "'");
-    }
-    std::fill(out.begin(), out.end(), 0.0F);
-  }
-  const auto divisor = static_cast<float>(options_.divisor);
-  for (const std::unique_ptr<BucketRun>& run : runs_) {
-    const SparseResult::Contents& contents = run->result.contents();
-    if (!contents.is_dense) {
-      run->visit([&](const BucketPiece& piece, std::int64_t index, float value) {
-        const std::span<float> out = outputs[static_cast<std::size_t>(piece.parameter)];
-        if (!out.empty()) out[static_cast<std::size_t>(index)] = value / divisor;
-      });
-      continue;
-    }
-    for (const BucketPiece& piece : run->bucket->pieces) {
-      const std::span<float> out = outputs[static_cast<std::size_t>(piece.parameter)];
-      const auto first = contents.dense.begin() + static_cast<std::ptrdiff_t>(piece.first);
-      std::transform(first, first + static_cast<std::ptrdiff_t>(out.size()), out.begin(),
-                     [divisor](float value) { return value / divisor; });
-    }
-  }
-}
-
-void DataParallel::for_each(
-    const std::function<void(int parameter, std::int64_t index, float value)>& f) const {
-  if (!has_result_) refuse("there is no committed result to visit");
-  const auto divisor = static_cast<float>(options_.divisor);
-  for (const std::unique_ptr<BucketRun>& run : runs_) {
-    run->visit([&](const BucketPiece& piece, std::int64_t index, float value) {
-      f(piece.parameter, index, value / divisor);
-    });
-  }
 }
 
 void DataParallel::require_between_steps(const char* what) const {
@@ -447,6 +362,9 @@ StateSnapshot DataParallel::save() const {
 
 void DataParallel::load(const StateSnapshot& snapshot) {
   require_between_steps("load()");
+  const auto moves = [](const StateSnapshot::Parameter& p) { return !p.velocity.empty(); };
+  if (options_.momentum_correction == 0 && std::ranges::any_of(snapshot.parameters, moves))
+    refuse("the snapshot has velocities of momentum correction, which is off here");
   state_->load(snapshot, comm_.rank(), comm_.size());
   lay_out();
 }

@@ -22,6 +22,11 @@
 // rank. After an error (of a peer or a link) finish() changes nothing on this rank and rethrows; whoever
 // rebuilds compares state().step() between ranks.
 //
+// Recipe: density warm-up, momentum correction and clipping are the same for all sparse rows: docs/recipe.md.
+// With momentum correction what goes in is the velocity, momentum times the last one + gradient; where the
+// ranks' selection sent an entry the velocity is 0 on all of them, and where nothing is selected (dense
+// buckets, or a quota of all elements) it stays: the results are then those of SGD with momentum.
+//
 // Mass: what went in and old residuals = results (before the division) + new residuals, summed over ranks,
 // for the residual rules that conserve it. Values are divided once, here, by the divisor.
 //
@@ -65,7 +70,13 @@ struct DataParallelOptions {
   std::uint64_t seed = 0;           // of powersgd: of its first factors
   std::string all_reduce = "auto";  // of powersgd: order of additions, weft/collective.h
   double divisor = 0;               // 0: the size of the group
-  bool find_unused = false;         // ask all ranks which parameters got a gradient: one short operation more
+  // Of sparse rows (docs/recipe.md): momentum of each rank's own gradients, before the residual; in [0, 1).
+  // 0: none. Whoever updates with the results then has no momentum of its own.
+  double momentum_correction = 0;
+  // A rank's share of the averaged gradient (its gradient over the divisor) is clipped to clip_local /
+  // sqrt(size) before it joins the residual; 0: not at all. Gradients then leave when the last one is here.
+  double clip_local = 0;
+  bool find_unused = false;  // ask all ranks which parameters got a gradient: one short operation more
   // affects speed only
   int threads = 1;               // of the selection
   std::uint32_t first_slot = 0;  // takes 1 + number of buckets
@@ -110,7 +121,8 @@ class DataParallel {
   // has not begun. Throws UsageError, with the sentence of finish(), where the sum is not finite.
   void result_of(int parameter, std::span<float> out) const;
   void result_of(int parameter, std::span<double> out) const;
-  // Some rank had a gradient for it. REQUIRES: find_unused; all tickets are done.
+  // Some rank had a gradient for it, or what earlier steps left behind brought it something: then it must be
+  // updated, or that mass is lost. The same on all ranks. REQUIRES: find_unused; all tickets are done.
   bool used(int parameter) const;
 
   // The committed sum over the divisor, until the next step's first gradient. outputs[p], of the parameter's
@@ -126,11 +138,20 @@ class DataParallel {
   StateSnapshot save() const;
   void load(const StateSnapshot& snapshot);
 
+  // Of the last step that has ended, where clip_local is set: the norm of this rank's share of the averaged
+  // gradient, before it was clipped.
+  double local_norm() const { return local_norm_; }
+
   const BucketPlan& plan() const { return plan_; }
   const ParameterState& state() const { return *state_; }
   // Of each bucket in this step; a dense one has all its elements.
   const std::vector<std::int64_t>& quotas() const { return quotas_; }
   const SparseResult& result(int bucket) const;
+  // Processor time of a bucket's computations (selecting, coding, adding up) on this rank, in the step that
+  // finish() ended last.
+  double computed_seconds(int bucket) const {
+    return runs_[static_cast<std::size_t>(bucket)]->computed_seconds;
+  }
   // The operation of a bucket in the last step: its call, and the step of its identity (until finish()).
   const SparseOptions& call(int bucket) const;
   std::uint32_t operation_step() const { return attempt_; }
@@ -149,6 +170,7 @@ class DataParallel {
   void arrived(int bucket);
   void submit(int bucket);
   void submit_unused();
+  double local_scale();
   const BucketRun& finished_run(int parameter, std::size_t count) const;
   void require_between_steps(const char* what) const;
   StepResult verdicts() const;
@@ -162,6 +184,8 @@ class DataParallel {
   std::vector<std::int64_t> quotas_;
   std::vector<bool> ready_;         // of each parameter
   std::vector<std::int32_t> used_;  // on some rank, where the ranks are asked
+  std::vector<double> squares_;     // of each parameter's gradient, where clip_local is set
+  double local_norm_ = 0;
   std::vector<Ticket> tickets_;
   std::uint32_t attempt_ = 0;  // step of the operations: also counts what was not committed
   enum class Phase : std::uint8_t { between, open, ended } phase_ = Phase::between;

@@ -40,6 +40,9 @@ void check_complete(std::span<const StateSnapshot> snapshots) {
       if (!p.residual.empty() && static_cast<std::int64_t>(p.residual.size()) != p.count) {
         throw UsageError("reshard: the residual of '" + p.name + "' on rank " + number(s.rank) + " is torn");
       }
+      if (!p.velocity.empty() && static_cast<std::int64_t>(p.velocity.size()) != p.count) {
+        throw UsageError("reshard: the velocity of '" + p.name + "' on rank " + number(s.rank) + " is torn");
+      }
     }
   }
 }
@@ -47,7 +50,8 @@ void check_complete(std::span<const StateSnapshot> snapshots) {
 void check_finite(const StateSnapshot::Parameter& p) {
   const auto finite = [](float v) { return std::isfinite(v); };
   if (std::all_of(p.residual.begin(), p.residual.end(), finite) && std::isfinite(p.scale) &&
-      std::all_of(p.factor.begin(), p.factor.end(), finite)) {
+      std::all_of(p.factor.begin(), p.factor.end(), finite) &&
+      std::all_of(p.velocity.begin(), p.velocity.end(), finite)) {
     return;
   }
   throw UsageError("state: the snapshot of '" + p.name + "' is not finite");
@@ -60,12 +64,12 @@ void check_factor(const StateSnapshot::Parameter& p) {
   throw UsageError("state: the factor of '" + p.name + "' is torn");
 }
 
-void add(std::vector<float>& into, const std::vector<float>& residual) {
+void add(std::vector<float>& into, const std::vector<float>& more) {
   if (into.empty()) {
-    into = residual;
+    into = more;
     return;
   }
-  for (std::size_t i = 0; i < residual.size(); ++i) into[i] += residual[i];
+  for (std::size_t i = 0; i < more.size(); ++i) into[i] += more[i];
 }
 
 }  // namespace
@@ -84,13 +88,17 @@ std::vector<StateSnapshot> reshard(std::span<const StateSnapshot> snapshots, int
   StateSnapshot empty = *old[0];
   empty.size = size;
   empty.controllers.clear();
-  for (StateSnapshot::Parameter& p : empty.parameters) p.residual.clear();
+  for (StateSnapshot::Parameter& p : empty.parameters) {
+    p.residual.clear();
+    p.velocity.clear();
+  }
   std::vector<StateSnapshot> out(static_cast<std::size_t>(size), empty);
   for (int r = 0; r < size; ++r) out[static_cast<std::size_t>(r)].rank = r;
   for (std::size_t r = 0; r < old.size(); ++r) {
     StateSnapshot& into = out[r % out.size()];
     for (std::size_t p = 0; p < into.parameters.size(); ++p) {
       add(into.parameters[p].residual, old[r]->parameters[p].residual);
+      add(into.parameters[p].velocity, old[r]->parameters[p].velocity);
     }
   }
   return out;
@@ -101,10 +109,19 @@ ParameterState::ParameterState(const BucketPlan& plan) : plan_(plan) {
   scales_.assign(static_cast<std::size_t>(plan_.num_parameters()), kUnmeasured);
   staged_scales_ = scales_;
   factors_.resize(scales_.size());
+  velocities_.resize(buckets_.size());
 }
 
 std::span<const float> ParameterState::residual(int parameter) const {
   const std::span<const float> all = bucket(plan_.bucket_of(parameter)).residual();
+  if (all.empty()) return {};
+  return all.subspan(static_cast<std::size_t>(plan_.first_of(parameter)),
+                     static_cast<std::size_t>(plan_.parameter(parameter).count));
+}
+
+std::span<const float> ParameterState::velocity(int parameter) const {
+  const auto b = static_cast<std::size_t>(plan_.bucket_of(parameter));
+  const std::span<const float> all = velocities_[b].committed;
   if (all.empty()) return {};
   return all.subspan(static_cast<std::size_t>(plan_.first_of(parameter)),
                      static_cast<std::size_t>(plan_.parameter(parameter).count));
@@ -115,6 +132,14 @@ void ParameterState::add_residual(int parameter, std::span<const float> residual
   work.residual.resize(static_cast<std::size_t>(work.length));
   const auto first = work.residual.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter));
   std::transform(residual.begin(), residual.end(), first, first, [](float a, float b) { return a + b; });
+}
+
+void ParameterState::add_velocity(int parameter, std::span<const float> velocity) {
+  const int b = plan_.bucket_of(parameter);
+  LargeVector<float>& all = bucket_velocity(b).committed;
+  all.resize(static_cast<std::size_t>(plan_.bucket(b).count));
+  std::copy(velocity.begin(), velocity.end(),
+            all.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter)));
 }
 
 void ParameterState::install(const BucketPlan& plan) {
@@ -138,12 +163,14 @@ void ParameterState::commit() {
   for (const auto& b : buckets_) b->commit();
   scales_ = staged_scales_;
   for (WarmFactor& f : factors_) f.commit();
+  for (Velocity& v : velocities_) v.commit();
   ++step_;
 }
 
 void ParameterState::roll_back() {
   for (const auto& b : buckets_) b->roll_back();
   for (WarmFactor& f : factors_) f.roll_back();
+  for (Velocity& v : velocities_) v.roll_back();
   staged_scales_ = scales_;
 }
 
@@ -151,6 +178,7 @@ StateSnapshot ParameterState::save(int rank, int size) const {
   StateSnapshot out{.step = step_, .rank = rank, .size = size, .parameters = {}, .controllers = {}};
   for (int p = 0; p < plan_.num_parameters(); ++p) {
     const std::span<const float> mine = residual(p);
+    const std::span<const float> fast = velocity(p);
     const ParameterInfo& info = plan_.parameter(p);
     const std::vector<float>& factor = factors_[static_cast<std::size_t>(p)].columns;
     const auto columns = static_cast<std::size_t>(info.rows == 0 ? 0 : info.count / info.rows);
@@ -159,7 +187,8 @@ StateSnapshot ParameterState::save(int rank, int size) const {
                               .residual = {mine.begin(), mine.end()},
                               .scale = scale(p),
                               .factor = factor,
-                              .factor_rank = columns == 0 ? 0 : static_cast<int>(factor.size() / columns)});
+                              .factor_rank = columns == 0 ? 0 : static_cast<int>(factor.size() / columns),
+                              .velocity = {fast.begin(), fast.end()}});
   }
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const SparseWork& work = bucket(b).work();
@@ -180,39 +209,65 @@ void ParameterState::load(const StateSnapshot& snapshot, int rank, int size) {
   }
   ParameterState next(plan_);
   next.step_ = snapshot.step;
-  for (const StateSnapshot::Parameter& from : snapshot.parameters) {
-    check_finite(from);
-    check_factor(from);
-    const int p = plan_.find(from.name);
-    const bool fits =
-        p >= 0 && from.count == plan_.parameter(p).count &&
-        (from.residual.empty() || static_cast<std::int64_t>(from.residual.size()) == from.count);
-    if (fits) {
-      if (!from.residual.empty()) next.add_residual(p, from.residual);
-      next.scales_[static_cast<std::size_t>(p)] = from.scale;
-      const std::int64_t rows = plan_.parameter(p).rows;
-      if (rows > 0 && static_cast<std::int64_t>(from.factor.size()) == from.count / rows * from.factor_rank) {
-        next.factors_[static_cast<std::size_t>(p)].columns = from.factor;
-      }
-      continue;
-    }
-    if (std::any_of(from.residual.begin(), from.residual.end(), [](float v) { return v != 0; })) {
-      throw UsageError("state: the residual of '" + from.name + "' (" + number(from.count) +
-                       " elements) has no place in this plan; its mass would be lost");
-    }
-  }
+  for (const StateSnapshot::Parameter& from : snapshot.parameters) next.take(from);
   next.staged_scales_ = next.scales_;
+  next.take_controllers(snapshot);
+  *this = std::move(next);
+}
+
+void ParameterState::take(const StateSnapshot::Parameter& from) {
+  check_finite(from);
+  check_factor(from);
+  const auto fits = [&](const std::vector<float>& values) {
+    return values.empty() || static_cast<std::int64_t>(values.size()) == from.count;
+  };
+  if (!fits(from.residual) || !fits(from.velocity))
+    throw UsageError("state: the residual or velocity of '" + from.name + "' is torn");
+  const int p = plan_.find(from.name);
+  if (p < 0) {
+    if (std::all_of(from.residual.begin(), from.residual.end(), [](float v) { return v == 0; })) return;
+    throw UsageError("state: the residual of '" + from.name + "' (" + number(from.count) +
+                     " elements) has no place in this plan; its mass would be lost");
+  }
+  const ParameterInfo& info = plan_.parameter(p);
+  if (from.count != info.count) {
+    throw UsageError("state: '" + from.name + "' has " + number(from.count) +
+                     " elements in the snapshot and " + number(info.count) + " here");
+  }
+  if (!from.residual.empty()) add_residual(p, from.residual);
+  if (!from.velocity.empty()) add_velocity(p, from.velocity);
+  scales_[static_cast<std::size_t>(p)] = from.scale;
+  if (info.rows > 0 &&
+      static_cast<std::int64_t>(from.factor.size()) == from.count / info.rows * from.factor_rank) {
+    factors_[static_cast<std::size_t>(p)].columns = from.factor;
+  }
+}
+
+// REQUIRES: every parameter of the snapshot that is in the plan has its length.
+void ParameterState::take_controllers(const StateSnapshot& snapshot) {
+  std::vector<bool> known(static_cast<std::size_t>(plan_.num_parameters()));
+  for (const StateSnapshot::Parameter& from : snapshot.parameters) {
+    if (const int p = plan_.find(from.name); p >= 0) known[static_cast<std::size_t>(p)] = true;
+  }
   for (int b = 0; b < plan_.num_buckets(); ++b) {
+    bool complete = true;
     std::vector<std::string> names;
-    for (const BucketPiece& piece : plan_.bucket(b).pieces)
+    for (const BucketPiece& piece : plan_.bucket(b).pieces) {
+      complete = complete && known[static_cast<std::size_t>(piece.parameter)];
       names.push_back(plan_.parameter(piece.parameter).name);
+    }
     const auto found = std::find_if(snapshot.controllers.begin(), snapshot.controllers.end(),
                                     [&](const auto& c) { return c.parameters == names; });
-    if (found == snapshot.controllers.end()) continue;
-    next.bucket(b).work().team_quota = found->team_quota;
-    next.bucket(b).work().thresholds = found->thresholds;
+    if (!complete || found == snapshot.controllers.end()) continue;
+    const std::vector<std::int64_t>& regions = found->thresholds.regions;
+    if (!regions.empty() && (regions.front() != 0 || regions.back() != plan_.bucket(b).count ||
+                             !std::is_sorted(regions.begin(), regions.end()))) {
+      throw UsageError("state: the regions of the bucket from '" + names.front() + "' do not fit its " +
+                       number(plan_.bucket(b).count) + " elements");
+    }
+    bucket(b).work().team_quota = found->team_quota;
+    bucket(b).work().thresholds = found->thresholds;
   }
-  *this = std::move(next);
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 //
 //   residual     of each parameter: what compression left behind on this rank, in units of the gradient
 //   scale        of each parameter: what its bucket's quota follows (quotas.h); the same on all ranks
+//   velocity     of each parameter, with momentum correction: what its gradients have gathered on this rank
 //   factor       of each matrix that is compressed to low rank: where the next step begins; the same on all
 //                ranks
 //   controllers  of each bucket: thresholds and team quotas of its algorithm
@@ -14,7 +15,7 @@
 // Another number of ranks: reshard() gives the residual of old rank r to new rank r mod M. Where several meet
 // they are added in float32 in the order of their ranks: the sum over ranks is conserved up to one rounding
 // for each rank that was merged, and exactly where the values sum exactly; with M >= N nothing is added and
-// nothing rounds.
+// nothing rounds. Velocities are dealt the same way: what the next step puts in is momentum times their sum.
 //
 // Thread: one at a time.
 #pragma once
@@ -29,6 +30,7 @@
 #include "compressors/low_rank.h"
 #include "data_parallel/buckets.h"
 #include "data_parallel/quotas.h"
+#include "data_parallel/velocity.h"
 #include "weft/sparse.h"
 
 namespace weft {
@@ -42,6 +44,7 @@ struct StateSnapshot {
     double scale = kUnmeasured;
     std::vector<float> factor;  // factor_rank columns, one after the other; empty: none
     int factor_rank = 0;
+    std::vector<float> velocity;  // empty: zeros
   };
   struct Controllers {
     std::vector<std::string> parameters;  // of the bucket, in its order
@@ -71,6 +74,10 @@ class ParameterState {
   SparseState& bucket(int b) const { return *buckets_[static_cast<std::size_t>(b)]; }
   // Committed; empty: zeros. Valid until the next commit.
   std::span<const float> residual(int parameter) const;
+  // Committed; empty: zeros. Valid until the next commit.
+  std::span<const float> velocity(int parameter) const;
+  // Of a bucket. Stays where it is until install() or load().
+  Velocity& bucket_velocity(int b) { return velocities_[static_cast<std::size_t>(b)]; }
   double scale(int parameter) const { return scales_[static_cast<std::size_t>(parameter)]; }
   // Stays where it is until install() or load().
   WarmFactor& factor(int parameter) { return factors_[static_cast<std::size_t>(parameter)]; }
@@ -84,18 +91,23 @@ class ParameterState {
 
   StateSnapshot save(int rank, int size) const;
   // Replaces everything. Names that the snapshot lacks start with zeros, and so does a factor of a matrix
-  // that has another shape here: it holds no mass. Throws UsageError, and changes nothing, for a snapshot of
-  // another rank or size (reshard first), with values that are not finite, or with a residual that has no
-  // place here.
+  // that has another shape here: it holds no mass. A bucket takes its controllers only where all its
+  // parameters come with the snapshot. Throws UsageError, and changes nothing, for a snapshot of another rank
+  // or size (reshard first), with values that are not finite, with a parameter that has another length here,
+  // with a residual that has no place here, or with regions that do not fit their bucket.
   void load(const StateSnapshot& snapshot, int rank, int size);
 
  private:
   void add_residual(int parameter, std::span<const float> residual);
+  void add_velocity(int parameter, std::span<const float> velocity);
+  void take(const StateSnapshot::Parameter& from);
+  void take_controllers(const StateSnapshot& snapshot);
 
   BucketPlan plan_;
   std::vector<std::unique_ptr<SparseState>> buckets_;
   std::vector<double> scales_, staged_scales_;  // of each parameter
   std::vector<WarmFactor> factors_;             // of each parameter
+  std::vector<Velocity> velocities_;            // of each bucket
   std::int64_t step_ = 0;
 };
 

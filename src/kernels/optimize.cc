@@ -4,6 +4,8 @@
 // and traps, so that the compiler may use vectors. A choice inside a rule is a select, never a branch.
 #include "kernels/optimize.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 
@@ -96,6 +98,31 @@ struct Adagrad {
   }
 };
 
+struct Velocity {
+  float momentum;
+  [[gnu::always_inline]] inline void operator()(float& next, float gradient, const float& velocity) const {
+    next = momentum * velocity + gradient;
+  }
+};
+
+template <class T>
+double squares(std::span<const T> values) {
+  constexpr std::size_t kLanes = 8;
+  std::array<double, kLanes> lanes{};
+  std::size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (std::size_t l = 0; l < kLanes; ++l) {
+      const auto v = static_cast<double>(values[i + l]);
+      lanes[l] += v * v;
+    }
+  }
+  for (std::size_t l = 0; i < values.size(); ++i, ++l) {
+    const auto v = static_cast<double>(values[i]);
+    lanes[l] += v * v;
+  }
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
 template <class Rule, class T, class... State>
 [[gnu::always_inline]] inline void loop(const Rule& given, std::size_t n, T* __restrict value,
                                         const T* __restrict gradient, State* __restrict... state) {
@@ -175,5 +202,16 @@ void adagrad_update(std::span<double> value, std::span<const double> gradient, s
                     const AdagradStep& step) {
   update(Adagrad<double>(step), value, gradient, sum.data());
 }
+
+void accumulate_velocity(float momentum, std::span<const float> velocity, std::span<const float> gradient,
+                         std::span<float> next) {
+  if (velocity.empty())
+    std::copy(gradient.begin(), gradient.end(), next.begin());
+  else
+    update(Velocity{momentum}, next, gradient, velocity.data());
+}
+
+double sum_of_squares(std::span<const float> values) { return squares(values); }
+double sum_of_squares(std::span<const double> values) { return squares(values); }
 
 }  // namespace weft

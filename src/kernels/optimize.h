@@ -12,6 +12,7 @@
 //            w -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 //   adamw    w *= 1 - lr * weight_decay, then adam
 //   adagrad  sum += g * g;  w -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(sum) + eps)
+//   velocity next = momentum * velocity + gradient: what momentum correction does before the sum
 //
 // REQUIRES everywhere: spans of one length (a momentum buffer may be empty), no two overlap; step >= 1.
 #pragma once
@@ -63,5 +64,13 @@ void adagrad_update(std::span<float> value, std::span<const float> gradient, std
                     const AdagradStep& step);
 void adagrad_update(std::span<double> value, std::span<const double> gradient, std::span<double> sum,
                     const AdagradStep& step);
+
+// `velocity` may be empty: zeros.
+void accumulate_velocity(float momentum, std::span<const float> velocity, std::span<const float> gradient,
+                         std::span<float> next);
+
+// In float64, eight lanes: lane l sums what stands at l, l+8, ..; then ((0+4)+(2+6)) + ((1+5)+(3+7)).
+double sum_of_squares(std::span<const float> values);
+double sum_of_squares(std::span<const double> values);
 
 }  // namespace weft

@@ -205,6 +205,15 @@ class BenchTest(CliTest):
         self.assertEqual(done.stdout, "")
         self.assertIn("cannot be written", done.stderr)
 
+    def test_processes_leave_traces_of_their_own(self) -> None:
+        if not built("tcp"):
+            self.skipTest("no tcp transport")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self.bench("allreduce", "--transport", "tcp", "--ranks", "2", "--bytes", "64", "--iterations", "1", "--trace",
+                       str(path))
+            self.assertEqual(sorted(p.name for p in Path(folder).iterdir()), ["trace.json.rank0", "trace.json.rank1"])
+
     def test_trace(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for transport in ("threads", "sim"):
@@ -433,7 +442,34 @@ class UsageTest(CliTest):
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertRegex(done.stderr, says)
 
+    def test_a_world_that_mpi_does_not_know_is_refused(self) -> None:
+        bench = ["bench", "allreduce", "--bytes", "4", "--iterations", "1", "--transport", "mpi"]
+        if not built("mpi"):
+            self.skipTest("built without mpi")
+        asan = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"  # of Open MPI
+        for rank in ("0", "1"):  # what another MPI's mpirun sets
+            done = weft(*bench, PMI_RANK=rank, PMI_SIZE="2", ASAN_OPTIONS=asan)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"says rank {rank} of 2, but MPI says rank 0 of 1", done.stderr)
+        done = weft("launch", "-n", "2", "--", WEFT, *bench, ASAN_OPTIONS=asan)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("of 2, but MPI says rank 0 of 1", done.stderr)
+
+    def test_the_transport_of_the_environment_is_taken(self) -> None:
+        for transport in ("threads", "tcp"):
+            if transport == "tcp" and not built("tcp"):
+                self.skipTest("built without tcp")
+            row, = self.bench("allreduce", "--bytes", "4", "--iterations", "1", "--algorithm", "ring",
+                              WEFT_TRANSPORT=transport)
+            self.assertEqual(row["transport"], transport)
+
+    def test_launch_passes_zero_bytes_on(self) -> None:
+        done = subprocess.run([WEFT, "launch", "-n", "1", "--", "printf", r"a\0b\n"], capture_output=True, timeout=60)
+        self.assertEqual(done.stdout, b"[0] a\0b\n")
+
     def test_refuses_in_one_sentence(self) -> None:
+        self.refused("trian", says="unknown verb 'trian': did you mean 'train'")
+        self.refused("bench", "allreduce", "--against", "mpi", "--dtype", "bfloat16", says="MPI has no bfloat16 sums")
         self.refused(says="subcommand")
         self.refused("bench", says="family")
         self.refused("bench", "allreduced", says="allreduce, reducescatter, .*priority, overhead")

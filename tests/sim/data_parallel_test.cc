@@ -138,7 +138,8 @@ void expect_same_state(const std::vector<StateSnapshot>& a, const std::vector<St
 }
 
 TEST(DataParallel, NanIsReportedByNameOnAllRanksAndChangesNothing) {
-  for (const std::string_view algorithm : {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
+  for (const std::string_view algorithm :
+       {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
     DataParallelOptions options = options_of(0.05);
     options.algorithm = algorithm;
     Job job(4, model(), options);
@@ -333,6 +334,43 @@ TEST(DataParallel, BadSnapshotsAreRefused) {
   bad[0].parameters[0].residual.resize(7, 1.0F);
   EXPECT_THROW(job[0].dp->load(bad[0]), UsageError);
   expect_same_state(good, job.save());
+}
+
+// A bucket's controllers are offsets and thresholds for exactly these elements.
+TEST(DataParallel, StateOfParametersThatChangedIsNotTaken) {
+  const BucketOptions one{.bucket_bytes = 4 * 4000, .dense_below = 0};
+  const std::vector<ParameterInfo> small{{"a", 100, 0}, {"b", 50, 1}};
+  ParameterState state(BucketPlan(small, one));
+  Thresholds& thresholds = state.bucket(0).work().thresholds;
+  thresholds = {.local = 1, .global = 1, .k = 5, .steps = 3, .regions = {0, 70, 150}};
+  const StateSnapshot good = state.save(0, 2);
+  const auto loaded = [&](const std::vector<ParameterInfo>& parameters, const StateSnapshot& snapshot) {
+    ParameterState into(BucketPlan(parameters, one));
+    into.load(snapshot, 0, 2);
+    return into.bucket(0).work().thresholds.regions;
+  };
+  EXPECT_EQ(loaded(small, good), thresholds.regions);  // control: they are taken where all is as it was
+  // Another length under the same name, without a residual that would be lost.
+  try {
+    loaded({{"a", 100, 0}, {"b", 51, 1}}, good);
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("'b' has 50 elements in the snapshot and 51 here"),
+              std::string::npos)
+        << error.what();
+  }
+  // A bucket whose parameters do not all come with the snapshot starts anew.
+  StateSnapshot less = good;
+  less.parameters.pop_back();
+  EXPECT_TRUE(loaded(small, less).empty());
+  EXPECT_TRUE(loaded({{"a", 100, 0}}, good).empty());
+  // Regions that do not fit.
+  for (const std::vector<std::int64_t>& regions :
+       {std::vector<std::int64_t>{0, 70, 151}, {1, 70, 150}, {0, 151, 150}}) {
+    StateSnapshot bad = good;
+    bad.controllers[0].thresholds.regions = regions;
+    EXPECT_THROW(loaded(small, bad), UsageError);
+  }
 }
 
 TEST(DataParallel, RanksWithOtherPlansAreToldSo) {

@@ -169,6 +169,10 @@ TEST(CheckpointFiles, TamperedFilesAreRefused) {
        "residual of 'wte' has a value that is not finite"},
       {rank, [](Open& f) { f.tensors.erase("residual/wte"); }, "weft.residuals is 2, expected 1"},
       {rank, [](Open& f) { f.tensors["residual/empty"] = {"F32", {1}, Bytes(4)}; }, "expected 3"},
+      {rank, [](Open& f) { f.set("velocity/h.0/ü", 0, kNan); }, "the velocity of 'h.0/"},
+      {rank, [](Open& f) { f.tensors.erase("velocity/h.0/ü"); }, "weft.velocities is 1, expected 0"},
+      {rank, [](Open& f) { f.metadata.erase("weft.velocities"); }, "no weft.velocities"},
+      {rank, [](Open& f) { f.tensors["velocity/h.0/ü"] = {"F32", {6}, Bytes(24)}; }, "has 6 elements, not 5"},
       {rank, [](Open& f) { f.set("factor/wte", 0, kNan); },
        "the factor of 'wte' has a value that is not finite"},
       {rank, [](Open& f) { f.tensors.erase("factor/wte"); }, "weft.factors is 1, expected 0"},
@@ -218,6 +222,18 @@ TEST(CheckpointFiles, TamperedFilesAreRefused) {
   }
 }
 
+TEST(CheckpointFiles, FilesFromBeforeThereWereVelocitiesLoad) {
+  const Folder dir;
+  save(dir, 1, 5);
+  Open file(dir / "step-5/rank-0-of-1.safetensors");
+  file.tensors.erase("velocity/h.0/ü");
+  file.metadata.erase("weft.velocities");
+  file.write(dir / "step-5/rank-0-of-1.safetensors");
+  StateSnapshot expected = state_of(0, 1);
+  expected.parameters[1].velocity.clear();
+  EXPECT_TRUE(same(load_checkpoint(dir, 5, 0, 1).state, expected));
+}
+
 TEST(CheckpointFiles, SnapshotsThatCouldNotBeLoadedAreNotWritten) {
   const Folder dir;
   save(dir, 2, 4);
@@ -242,6 +258,8 @@ TEST(CheckpointFiles, SnapshotsThatCouldNotBeLoadedAreNotWritten) {
   says([](auto& s) { s.extra[""] = {}; }, "cannot be the name");
   says([&](auto& s) { s.state.parameters[0].residual[0] = nan; }, "not finite");
   says([](auto& s) { s.state.parameters[0].residual.pop_back(); }, "has 11 elements, not 12");
+  says([&](auto& s) { s.state.parameters[1].velocity[3] = nan; }, "not finite");
+  says([](auto& s) { s.state.parameters[0].velocity.resize(3); }, "has 3 elements, not 12");
   says([](auto& s) { s.state.parameters[0].factor_rank = 4; }, "6 elements in 4 columns");
   says([](auto& s) { s.state.rank = 2; }, "no rank 2 of 2");
   says([](auto& s) { s.state.controllers[0].parameters[0] = "who"; }, "unknown parameter 'who'");

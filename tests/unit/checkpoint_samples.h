@@ -73,6 +73,7 @@ inline StateSnapshot state_of(int rank, int size) {
     for (std::int64_t i = 0; i < s.parameters[p].count; ++i)
       s.parameters[p].residual.push_back(summable(rank, 100 * static_cast<std::int64_t>(p) + i));
   }
+  for (std::int64_t i = 0; i < 5; ++i) s.parameters[1].velocity.push_back(summable(rank, 300 + i));
   Thresholds t{
       .local = 0.3F + static_cast<float>(rank), .global = 1e-40F, .k = 3, .steps = 41, .regions = {0}};
   for (int r = 1; r < size; ++r) t.regions.push_back(10 * r / size);
@@ -142,7 +143,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 inline bool same(const StateSnapshot& a, const StateSnapshot& b) {
   const auto parameter = [](const StateSnapshot::Parameter& x, const StateSnapshot::Parameter& y) {
     return x.name == y.name && x.count == y.count && same_bits(x.residual, y.residual) &&
-           same_bits(x.factor, y.factor) && x.factor_rank == y.factor_rank &&
+           same_bits(x.factor, y.factor) && same_bits(x.velocity, y.velocity) &&
+           x.factor_rank == y.factor_rank &&
            std::bit_cast<std::uint64_t>(x.scale) == std::bit_cast<std::uint64_t>(y.scale);
   };
   const auto controllers = [](const StateSnapshot::Controllers& x, const StateSnapshot::Controllers& y) {

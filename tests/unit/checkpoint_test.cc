@@ -112,6 +112,9 @@ void add(Sums& sums, const StateSnapshot& s) {
     std::vector<float>& into = sums[p.name];
     into.resize(static_cast<std::size_t>(p.count));
     for (std::size_t i = 0; i < p.residual.size(); ++i) into[i] += p.residual[i];
+    std::vector<float>& moving = sums["the velocity of " + p.name];
+    moving.resize(static_cast<std::size_t>(p.count));
+    for (std::size_t i = 0; i < p.velocity.size(); ++i) moving[i] += p.velocity[i];
   }
 }
 

@@ -14,8 +14,9 @@ LAYERS = [
     ["collectives", "compressors"],
     ["engine"],
     ["data_parallel", "embedding", "moe", "pipeline"],
-    ["planner", "workload"],
+    ["planner"],
     ["world"],
+    ["workload"],
     ["weft_torch"],
 ]
 DEPTH = {folder: depth for depth, row in enumerate(LAYERS) for folder in row}

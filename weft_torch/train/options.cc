@@ -13,6 +13,8 @@ namespace weft {
 
 namespace {
 
+constexpr std::string_view kPowerSgd = "powersgd";  // as DataParallelOptions::algorithm has it
+
 std::string text_of(double value) {
   std::string text = std::to_string(value);
   while (text.back() == '0') text.pop_back();
@@ -40,6 +42,8 @@ void check_scheme(const TrainOptions& o, int ranks) {
   require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
   require(o.teams >= 0 && (o.teams == 0 || ranks % o.teams == 0), "teams",
           ("a divisor of the " + std::to_string(ranks) + " ranks").c_str(), std::int64_t{o.teams});
+  require(o.powersgd_rank >= 1 && o.powersgd_rank <= 1024, "powersgd-rank", "1 to 1024",
+          std::int64_t{o.powersgd_rank});
   require(o.bucket_mib > 0 && o.bucket_mib <= 65536, "bucket-mib", "above 0 and at most 65536", o.bucket_mib);
 }
 
@@ -49,6 +53,14 @@ void check_schedule(const TrainOptions& o) {
   require(o.lr_warmup >= 0, "lr-warmup", "0 or more", o.lr_warmup);
   require(o.lr_final >= 0 && o.lr_final <= 1, "lr-final", "0 to 1", o.lr_final);
   require(o.clip_norm >= 0 && std::isfinite(o.clip_norm), "clip-norm", "0 or more", o.clip_norm);
+  if (o.clip_local && o.clip_norm == 0) throw UsageError("clip-local clips to clip-norm, which is 0");
+  require_known("maker of optimizers", o.optimizer_from, {"weft", "torch"});
+  require(o.momentum_correction >= 0 && o.momentum_correction < 1, "momentum-correction",
+          "0 or more and below 1", o.momentum_correction);
+  if (o.momentum_correction > 0 && (o.optimizer.name != "sgd" || o.optimizer.momentum != 0)) {
+    throw UsageError("momentum-correction is for sgd without a momentum of its own, not for " +
+                     o.optimizer.name + " with " + text_of(o.optimizer.momentum));
+  }
 }
 
 }  // namespace
@@ -56,8 +68,10 @@ void check_schedule(const TrainOptions& o) {
 std::vector<std::string_view> scheme_names() {
   std::vector<std::string_view> names;
   for (const SparseAlgorithm& row : sparse_algorithms()) names.push_back(row.name);
+  names.push_back(kPowerSgd);
   return names;
 }
+bool takes_density(std::string_view scheme) { return !scheme.starts_with("dense") && scheme != kPowerSgd; }
 std::vector<std::string_view> lr_schedule_names() { return {"constant", "cosine"}; }
 
 std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
@@ -74,6 +88,28 @@ void check_train(const TrainOptions& o, int ranks) {
   require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
   check_scheme(o, ranks);
   check_schedule(o);
+}
+
+DataParallelOptions data_parallel_options(const TrainOptions& o) {
+  DataParallelOptions out;
+  out.algorithm = o.scheme;
+  out.density = o.density;
+  out.codec = o.codec;
+  out.residual = residual_rule_of(o.residual);
+  out.teams = o.teams;
+  out.rank = o.powersgd_rank;
+  out.seed = o.seed;
+  out.buckets.bucket_bytes = static_cast<std::size_t>(std::max(4.0, o.bucket_mib * 1048576));
+  out.momentum_correction = takes_density(o.scheme) ? o.momentum_correction : 0;
+  out.clip_local = o.clip_local ? o.clip_norm : 0;
+  out.find_unused = o.find_unused;
+  return out;
+}
+
+OptimizerOptions optimizer_options(const TrainOptions& o) {
+  OptimizerOptions out = o.optimizer;
+  if (o.momentum_correction > 0 && !takes_density(o.scheme)) out.momentum = o.momentum_correction;
+  return out;
 }
 
 double lr_at(const TrainOptions& o, std::int64_t step) {

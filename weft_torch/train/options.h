@@ -32,11 +32,19 @@ struct TrainOptions {
   std::string codec = "packed";
   std::string residual = "gres";
   int teams = 0;  // 0: by the cost model
+  int powersgd_rank = 4;
   // What the cost model goes by: not what is measured, which differs from run to run, and bits with it.
   LinkCost planned_link{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 0};
   double bucket_mib = 4;
 
+  // The recipe of sparse schemes (docs/recipe.md). Momentum correction is for sgd; schemes that send
+  // everything take it as the optimizer's momentum.
+  double momentum_correction = 0;
+  bool clip_local = false;   // clip_norm holds for each rank's own gradient, before the sum
+  bool find_unused = false;  // a parameter that no rank used in a step is not updated
+
   OptimizerOptions optimizer = default_options("adamw");
+  std::string optimizer_from = "weft";   // or "torch"
   std::string lr_schedule = "constant";  // or "cosine"
   std::int64_t lr_warmup = 0;            // steps over which the learning rate rises
   double lr_final = 0.1;                 // cosine: share of the learning rate that is left at the end
@@ -50,12 +58,18 @@ struct TrainOptions {
 inline constexpr double kWarmUpDensity = 0.25;
 inline constexpr std::int64_t kMostSkipped = 10;  // steps in a row; then the run has failed
 
+// The sparse all-reduces (dense ones among them) and powersgd.
 std::vector<std::string_view> scheme_names();
+// It sends `density` of the gradient: neither a dense one nor powersgd.
+bool takes_density(std::string_view scheme);
 std::vector<std::string_view> lr_schedule_names();
 
 // Throws UsageError of one sentence: an unknown name (with the nearest), a value that cannot be meant.
 void check_train(const TrainOptions& options, int ranks);
 
+// Of the run's gradients.
+DataParallelOptions data_parallel_options(const TrainOptions& options);
+OptimizerOptions optimizer_options(const TrainOptions& options);
 std::int64_t sequence_length(const TrainOptions& options);
 // Of the update that step `step` (from 0) makes. Warm-up: lr (step + 1) / lr_warmup; then lr, or half a
 // cosine from there to lr_final lr at the last step.

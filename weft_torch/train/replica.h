@@ -12,15 +12,25 @@
 // number while forward runs; the same short message carries the last step's loss. A loss that is not finite
 // is an Error on all ranks that names step and rank, unless such steps are skipped.
 //
-// Clipping, and skipping steps whose gradients are not finite, need all gradients before the first update:
-// then the first block waits for all of them.
+// Clipping, skipping steps whose gradients are not finite, and finding unused parameters need all gradients
+// before the first update: then the first block waits for all of them. (Local clipping does not, but its
+// gradients leave only when backward has ended: docs/recipe.md.)
 //
-// Thread: one, that of the rank. The engine's thread never touches a tensor's own memory but to read
+// With parallel.find_unused a parameter that no rank used is not updated at all: neither its value nor its
+// optimizer's state moves, as where torch's gradient is undefined. Without it such a one has a gradient of
+// zeros.
+//
+// A sparse gradient (of an embedding) is added into the parameter's dense one as it comes. Parameters on a
+// GPU are staged through pinned memory (staging.h) and updated by torch's optimizers, on the GPU.
+//
+// Thread: one, that of the rank (where there is a GPU, torch calls back on a thread of its own while backward
+// waits for it). The engine's thread never touches a tensor's own memory but to read
 // gradients.
 #pragma once
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,6 +41,8 @@
 #include "data_parallel/optimizer.h"
 #include "weft/engine.h"
 #include "weft_torch/models/model.h"
+#include "weft_torch/train/staging.h"
+#include "weft_torch/train/torch_optimizer.h"
 
 namespace weft {
 
@@ -38,10 +50,15 @@ struct ReplicaOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   OptimizerOptions optimizer = default_options("adamw");
-  double clip_norm = 0;  // of the averaged gradient of all parameters; 0: none
+  std::string optimizer_from = "weft";  // or "torch": its own, with the same options
+  double clip_norm = 0;                 // of the averaged gradient of all parameters; 0: none
   bool skip_not_finite =
       false;  // leave such a step out on all ranks, with its residuals; else it is an error
 };
+
+struct TrainOptions;
+// Of a training run (options.h).
+ReplicaOptions replica_options(const TrainOptions& options);
 
 struct StepOutcome {
   std::int64_t tokens = 0;          // counted, of all ranks
@@ -49,12 +66,18 @@ struct StepOutcome {
   double waited_seconds = 0;        // for communication, on the thread of this rank
   // Of the step before:
   std::string skipped;           // it was left out: why
-  double gradient_norm = 0;      // where it is clipped
+  double gradient_norm = 0;      // where it is clipped; locally: of this rank's share, before that
   std::uint64_t sent_bytes = 0;  // payload of this rank's gradients
 };
 
+// A batch in `count` parts, for as many micro-batches.
+std::vector<Batch> micro_batches_of(const Batch& whole, int count);
+
 class Replica {
  public:
+  // The averaged gradient of a parameter, just before it is updated; may be changed.
+  using Watch = std::function<void(const Parameter& parameter, torch::Tensor& gradient)>;
+
   // Throws UsageError. `model` outlives it and gets gradients that stay in place; frozen parameters (without
   // requires_grad) are left alone.
   Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options);
@@ -73,8 +96,13 @@ class Replica {
   // Of the next step and those behind it.
   void set_density(double density);
 
+  // Of the next update and those behind it.
+  void set_lr(double lr);
+  void watch(Watch watch) { watch_ = std::move(watch); }
+
+  OptimizerSnapshot save_optimizer() const;
+  void load_optimizer(const OptimizerSnapshot& snapshot);  // as Optimizer::load()
   DataParallel& parallel() { return *parallel_; }
-  Optimizer& optimizer() { return *optimizer_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
  private:
@@ -82,10 +110,19 @@ class Replica {
   struct Mine {  // a parameter that is trained
     Parameter parameter;
     int block = 0;
+    torch::Tensor gradient;  // dense, its place never changes
+    torch::Tensor host;      // where the engine reads and writes: the gradient, or pinned memory
+    bool seen = false;       // in some micro-batch of this step
+    bool handed = false;     // to the engine, in this step
   };
 
+  void add_parameters();
   void before_block(int block);
   void gradient_ready(int index);
+  void send(int index);
+  void hand_over(int index);
+  void send_the_rest();
+  void fetch(int index);
   void wait(const Ticket& ticket);
   void update_block(int block, double scale);
   void update(int index, double scale);
@@ -102,10 +139,14 @@ class Replica {
   ReplicaOptions options_;
   std::vector<Mine> parameters_;
   std::unique_ptr<DataParallel> parallel_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;             // of weft, or
+  std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
+  Staging staging_;
+  Watch watch_;
   bool wide_ = false;        // float64
   bool last_micro_ = false;  // its gradients go out
-  bool under_way_ = false;   // a step has ended and is not settled
+  bool empty_micro_ = false;
+  bool under_way_ = false;  // a step has ended and is not settled
   std::size_t settled_blocks_ = 0;
   std::uint32_t exchanges_ = 0;
   double loss_sum_ = 0;            // of this rank, in the step that is under way

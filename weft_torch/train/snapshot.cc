@@ -25,14 +25,14 @@ DType dtype_of(const torch::Tensor& tensor) {
 
 void save_state(const Model& model, Replica& replica, TrainingSnapshot& snapshot) {
   for (const Parameter& parameter : model.parameters()) {
-    const torch::Tensor& tensor = parameter.tensor;
+    const torch::Tensor tensor = parameter.tensor.detach().cpu();  // itself, unless it is on a GPU
     TrainingSnapshot::Tensor out{
         .name = parameter.name, .dtype = dtype_of(tensor), .shape = tensor.sizes().vec(), .bytes = {}};
     out.bytes.resize(tensor.nbytes());
     std::memcpy(out.bytes.data(), tensor.data_ptr(), out.bytes.size());
     snapshot.model.push_back(std::move(out));
   }
-  snapshot.optimizer = replica.optimizer().save();
+  snapshot.optimizer = replica.save_optimizer();
   snapshot.state = replica.parallel().save();
 }
 
@@ -56,8 +56,11 @@ void load_model(const Model& model, const TrainingSnapshot& snapshot, const std:
     refuse("it has " + std::to_string(saved.size()) + " tensors, not " + std::to_string(parameters.size()));
   }
   const torch::NoGradGuard no_grad;
-  for (const Parameter& p : parameters)
-    std::memcpy(p.tensor.data_ptr(), saved.at(p.name)->bytes.data(), p.tensor.nbytes());
+  for (const Parameter& p : parameters) {
+    const torch::Tensor host = p.tensor.is_cpu() ? p.tensor : torch::empty_like(p.tensor, torch::kCPU);
+    std::memcpy(host.data_ptr(), saved.at(p.name)->bytes.data(), host.nbytes());
+    if (!p.tensor.is_cpu()) p.tensor.copy_(host);
+  }
 }
 
 }  // namespace weft

@@ -10,7 +10,6 @@
 
 #include "data_parallel/checkpoint.h"
 #include "data_parallel/formula.h"
-#include "patterns/blocks.h"
 #include "weft/error.h"
 #include "weft_torch/data/prefetch.h"
 #include "weft_torch/models/model.h"
@@ -44,20 +43,6 @@ std::size_t micro_op_bytes_of(World& world) {
   return out;
 }
 
-ReplicaOptions replica_options(const TrainOptions& o) {
-  ReplicaOptions out;
-  out.parallel.algorithm = o.scheme;
-  out.parallel.density = o.density;
-  out.parallel.codec = o.codec;
-  out.parallel.residual = residual_rule_of(o.residual);
-  out.parallel.teams = o.teams;
-  out.parallel.buckets.bucket_bytes = static_cast<std::size_t>(std::max(4.0, o.bucket_mib * 1048576));
-  out.optimizer = o.optimizer;
-  out.clip_norm = o.clip_norm;
-  out.skip_not_finite = o.skip_not_finite;
-  return out;
-}
-
 class Trainer {
  public:
   Trainer(World& world, const TrainOptions& options, const TrainRun& run, Observer& observer)
@@ -67,10 +52,11 @@ class Trainer {
     try {
       open();
       for (std::int64_t step = first_step_; step < options_.steps; ++step) {
+        observer_.before_step(step);
         one_step(step);
         const bool last = step + 1 == options_.steps;
         const bool due = run_.checkpoint_every > 0 && ((step + 1) % run_.checkpoint_every == 0 || last);
-        if (due || last) settle();
+        if (due || last || observer_.settle_behind(step)) settle();
         if (due) save(step + 1);
       }
       return summary();
@@ -167,22 +153,13 @@ void Trainer::load(std::int64_t step) {
         ", not '" + options_.model + "'");
   }
   load_model(*model_, snapshot, where);
-  if (!run_.forget_optimizer) replica_->optimizer().load(snapshot.optimizer);
+  if (!run_.forget_optimizer) replica_->load_optimizer(snapshot.optimizer);
   if (!run_.forget_residuals) replica_->parallel().load(snapshot.state);
   first_step_ = snapshot.step;
 }
 
 std::vector<Batch> Trainer::micro_batches() {
-  const Batch whole = to_batch(batches_->current());
-  const Blocks cuts(options_.accumulate, sequences(whole));
-  std::vector<Batch> out;
-  for (int m = 0; m < options_.accumulate; ++m) {
-    const std::int64_t begin = cuts.begin(m), end = cuts.begin(m + 1);
-    out.push_back({.tokens = whole.tokens.slice(0, begin, end),
-                   .targets = whole.targets.slice(0, begin, end),
-                   .first_sequence = whole.first_sequence + begin});
-  }
-  return out;
+  return micro_batches_of(to_batch(batches_->current()), options_.accumulate);
 }
 
 void Trainer::one_step(std::int64_t step) {
@@ -191,13 +168,13 @@ void Trainer::one_step(std::int64_t step) {
   const StepContext context{.seed = options_.seed, .step = step};
   const StepOutcome outcome = replica_->step(micro_batches(), context);
   // The update of this step comes with the next forward, that of the step before is done.
-  replica_->optimizer().set_lr(lr_at(options_, step));
+  replica_->set_lr(lr_at(options_, step));
   if (open_record_) complete(outcome);
   StepRecord record;
   record.step = step;
   record.epoch = batches_->current().epoch;
   record.lr = lr_at(options_, step);
-  record.density = options_.scheme.starts_with("dense") ? 1 : density_at(options_, step);
+  record.density = takes_density(options_.scheme) ? density_at(options_, step) : 1;
   record.tokens = outcome.tokens;
   record.waited_seconds = outcome.waited_seconds;
   const double ended = now();
@@ -235,8 +212,9 @@ void Trainer::complete(const StepOutcome& outcome) {
 void Trainer::settle() {
   const StepOutcome outcome = replica_->settle();
   if (!open_record_) return;
-  const double ended = now();
-  open_record_->seconds += ended - began_;
+  open_record_->settle_seconds = now() - began_;
+  open_record_->seconds += open_record_->settle_seconds;
+  open_record_->settle_waited_seconds = outcome.waited_seconds;
   open_record_->waited_seconds += outcome.waited_seconds;
   complete(outcome);
 }

@@ -50,9 +50,11 @@ struct StepRecord {
   double loss = 0;  // mean over counted tokens of all ranks
   double lr = 0;
   double density = 0;
-  std::int64_t tokens = 0;       // counted, of all ranks
-  double seconds = 0;            // wall time
-  double waited_seconds = 0;     // for communication, in that time
+  std::int64_t tokens = 0;    // counted, of all ranks
+  double seconds = 0;         // wall time
+  double waited_seconds = 0;  // for communication, in that time
+  // Of both: with no forward beside them, because the run settled behind this step.
+  double settle_seconds = 0, settle_waited_seconds = 0;
   std::uint64_t sent_bytes = 0;  // payload of its gradients
   double gradient_norm = 0;      // where gradients are clipped
   std::string skipped;           // it was left out: why
@@ -83,6 +85,14 @@ class Observer {
  public:
   virtual ~Observer() = default;
   virtual void started(const TrainStart& start) { static_cast<void>(start); }
+  // May wait: the time counts for no step where the run has settled behind the step before.
+  virtual void before_step(std::int64_t step) { static_cast<void>(step); }
+  // True: nothing is under way between this step and the next one's before_step(). Equal on all ranks; bits
+  // do not depend on it.
+  virtual bool settle_behind(std::int64_t step) {
+    static_cast<void>(step);
+    return false;
+  }
   virtual void step(const StepRecord& record) { static_cast<void>(record); }
   virtual void checkpoint(std::int64_t steps_done) { static_cast<void>(steps_done); }
 };

@@ -1,0 +1,187 @@
+#include "compare_run.h"
+
+#include <algorithm>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "emulated.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft_torch/train/trainer.h"
+
+namespace weft::cli {
+
+namespace {
+
+// Weights, gradients, buckets, results, two moments, residuals, and what the model computes with.
+constexpr double kCopiesOfParameters = 8;
+
+class Errors {
+ public:
+  void set(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!first_) first_ = std::move(error);
+  }
+  void rethrow() {
+    const std::lock_guard lock(mutex_);
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
+// One scheme's world, on a thread of its own.
+struct Runner {
+  Runner(int ranks, const std::string& name, const Work& work, Errors& errors)
+      : lane(ranks), scheme(name), thread([this, &work, &errors] {
+          try {
+            recorded = work(scheme, lane);
+          } catch (...) {
+            errors.set(std::current_exception());
+          }
+          lane.close();
+        }) {}
+  ~Runner() {
+    lane.close();
+    if (thread.joinable()) thread.join();
+  }
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  Lane lane;
+  const std::string scheme;
+  Recorded recorded;
+  std::thread thread;  // last: it uses the others
+};
+
+// What one rank tells of its steps; it waits for its turn here.
+class Recorder final : public Observer {
+ public:
+  Recorder(Lane& lane, const Turns& turns) : lane_(lane), turns_(turns) {}
+  void started(const TrainStart& start) override { parameters = start.parameters; }
+  void before_step(std::int64_t step) override {
+    if (step == 0) ready();
+    lane_.before_step(step);
+  }
+  bool settle_behind(std::int64_t step) override { return turns_.ends_behind(step); }
+  void step(const StepRecord& record) override { records.push_back(record); }
+
+  std::vector<StepRecord> records;
+  std::int64_t parameters = 0;
+  std::function<void()> ready = [] {};
+
+ private:
+  Lane& lane_;
+  const Turns& turns_;
+};
+
+Recorded combined(const std::vector<std::unique_ptr<Recorder>>& ranks, const TrainSummary& summary) {
+  Recorded out;
+  const std::size_t steps = ranks.front()->records.size();
+  for (std::size_t i = 0; i < steps; ++i) {
+    double seconds = 0, all = 0, waited = 0, bytes = 0;
+    for (const auto& rank : ranks) {
+      const StepRecord& record = rank->records[i];
+      seconds = std::max(seconds, record.seconds - record.settle_seconds);
+      all = std::max(all, record.seconds);
+      waited += (record.waited_seconds - record.settle_waited_seconds) / static_cast<double>(ranks.size());
+      bytes = std::max(bytes, static_cast<double>(record.sent_bytes));
+    }
+    out.seconds.push_back(seconds);
+    out.all_seconds.push_back(all);
+    out.waited_seconds.push_back(waited);
+    out.wire_bytes.push_back(bytes);
+    out.losses.push_back(ranks.front()->records[i].loss);
+  }
+  out.tokens = static_cast<double>(ranks.front()->records.back().tokens);
+  out.formula_bytes = summary.formula_bytes_per_step;
+  out.parameters = ranks.front()->parameters;
+  return out;
+}
+
+}  // namespace
+
+void take_turns(const std::vector<std::string>& schemes, int ranks, const Turns& turns, const Work& work,
+                const Listener& listener) {
+  Errors errors;
+  std::vector<std::unique_ptr<Runner>> runners;
+  for (const std::string& scheme : schemes) {  // one after another: making a model is work, too
+    runners.push_back(std::make_unique<Runner>(ranks, scheme, work, errors));
+    runners.back()->lane.run_until(0);
+    errors.rethrow();
+    if (runners.size() == 1) listener.first_opened();
+  }
+  for (std::size_t r = 0; r < turns.ends.size(); ++r) {
+    for (std::size_t i = 0; i < runners.size(); ++i) {
+      Runner& runner = *runners[(i + r) % runners.size()];
+      listener.turn({.number = r, .rounds = turns.ends.size(), .scheme = runner.scheme});
+      runner.lane.run_until(turns.ends[r]);
+      const bool last = r + 1 == turns.ends.size();
+      if (last) runner.thread.join();
+      errors.rethrow();
+      if (last) listener.done(runner.scheme, runner.recorded);
+    }
+  }
+}
+
+TrainOptions options_of(const CompareCommand& command, const std::string& scheme, const Turns& turns) {
+  TrainOptions options = command.options;
+  options.scheme = scheme;
+  options.steps = turns.steps();
+  return options;
+}
+
+Work train_work(const CompareCommand& command, const NamedLink& link, const Turns& turns,
+                std::shared_ptr<const DataSource> source, std::int64_t& parameters) {
+  return [&, source = std::move(source)](const std::string& scheme, Lane& lane) {
+    const TrainOptions options = options_of(command, scheme, turns);
+    TrainRun run;
+    run.source = source;
+    std::vector<std::unique_ptr<Recorder>> recorders;
+    recorders.reserve(static_cast<std::size_t>(command.ranks));
+    for (int r = 0; r < command.ranks; ++r) recorders.push_back(std::make_unique<Recorder>(lane, turns));
+    Recorder& first = *recorders.front();
+    first.ready = [&parameters, &first] { parameters = first.parameters; };
+    TrainSummary summary;
+    run_ranks(command.ranks, run_options(link.spec), [&](World& world) {
+      try {
+        const TrainSummary mine =
+            train_rank(world, options, run, *recorders[static_cast<std::size_t>(world.rank())]);
+        if (world.rank() == 0) summary = mine;
+      } catch (...) {
+        lane.close();  // whoever waits for the turn must not wait for this rank
+        throw;
+      }
+    });
+    return combined(recorders, summary);
+  };
+}
+
+double available_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    double kib = 0;
+    if (words >> name >> kib && name == "MemAvailable:") return kib * 1024;
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
+void check_memory(std::size_t schemes, int ranks, std::int64_t parameters, double available_bytes) {
+  const double worlds = static_cast<double>(schemes) * ranks;
+  const double needed = worlds * kCopiesOfParameters * sizeof(float) * static_cast<double>(parameters);
+  if (needed <= available_bytes) return;
+  throw UsageError(std::to_string(schemes) + " schemes of " + std::to_string(ranks) + " ranks with " +
+                   std::to_string(parameters) + " parameters need about " + size_text(needed) +
+                   " at once, and " + size_text(available_bytes) +
+                   " are free: fewer --schemes at a time into the same --out, or a smaller model");
+}
+
+}  // namespace weft::cli

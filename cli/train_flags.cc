@@ -1,0 +1,163 @@
+#include "train_flags.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/names.h"
+#include "transports/link_spec.h"
+#include "weft/error.h"
+
+namespace weft::cli {
+
+namespace {
+
+constexpr std::int64_t kMostRanks = 256;
+
+}  // namespace
+
+std::string list_of(const std::vector<std::string_view>& names) {
+  std::string list;
+  for (const std::string_view name : names) list += (list.empty() ? "" : ", ") + std::string(name);
+  return list;
+}
+
+void add_model_flags(Settings& s, TrainFlags& t) {
+  s.group("Model");
+  s.add("model", t.options.model, list_of(model_names()) + " (default gpt)");
+  s.add("preset", t.preset, "its sizes: " + list_of(model_presets()));
+  s.add("vocabulary", t.vocabulary, "words at most; the model gets as many as the data has");
+  s.add("context", t.context, "tokens of the longest sequence");
+  s.add("width", t.width, "of embeddings and layers");
+  s.add("layers", t.layers, "number of layers");
+  s.add("heads", t.heads, "gpt: heads of the attention");
+  s.add("dropout", t.dropout, "0 to below 1");
+  s.add("samples", t.samples, "lm: negative samples of the softmax; 0: the full softmax");
+}
+
+void add_data_flags(Settings& s, TrainFlags& t) {
+  s.group("Data");
+  s.add("data", t.options.data.kind, "auto (default: the installed text), text, megatron, synthetic");
+  s.add("text", t.text, "file or folder to train on");
+  s.add("megatron", t.megatron, "prefix of a .bin and .idx");
+  s.add("tokens", t.options.data.vocabulary, "of a text: words (default), bytes");
+  s.add("synthetic-tokens", t.options.data.synthetic_tokens, "how many");
+  s.add("global-batch", t.options.global_batch, "sequences of a step, of all ranks together");
+  s.add("length", t.options.length, "tokens of a sequence; 0: the context");
+  s.add("accumulate", t.options.accumulate, "micro-batches of a step");
+  s.add("seed", t.options.seed, "of weights, order of the data, dropout");
+}
+
+void add_gradient_flags(Settings& s, TrainFlags& t) {
+  s.group("Gradients");
+  s.add("warmup-steps", t.options.warmup_steps, "over which the density falls from 0.25; 0: none");
+  s.add("momentum-correction", t.options.momentum_correction,
+        "sgd: momentum of each rank's gradients, before the residual; 0: none");
+  s.add("codec", t.options.codec, "coo, packed (default), packed-bf16");
+  s.add("residual", t.options.residual, "gres (default), pres, lres, drop");
+  s.add("teams", t.options.teams, "spardl: a divisor of the ranks; 0: by the cost model");
+  s.add("powersgd-rank", t.options.powersgd_rank, "powersgd: columns of its factors");
+  s.add("bucket-mib", t.options.bucket_mib, "of a bucket, in MiB");
+  s.add("find-unused", t.options.find_unused, "leave parameters alone that no rank used in a step");
+}
+
+void add_optimizer_flags(Settings& s, TrainFlags& t) {
+  s.group("Optimizer");
+  s.add("optimizer", t.optimizer, "adamw (default), adam, sgd, adagrad");
+  s.add("optimizer-from", t.options.optimizer_from, "weft (default), torch: whose code it is");
+  s.add("lr", t.lr, "learning rate (default: torch's)");
+  s.add("momentum", t.momentum, "sgd");
+  s.add("beta1", t.beta1, "adam, adamw: of the mean of gradients (default: torch's, 0.9)");
+  s.add("beta2", t.beta2, "adam, adamw: of the mean of their squares (default: torch's, 0.999)");
+  s.add("weight-decay", t.weight_decay, "(default: torch's)");
+  s.add("lr-schedule", t.options.lr_schedule, "constant (default), cosine");
+  s.add("lr-warmup", t.options.lr_warmup, "steps over which the learning rate rises");
+  s.add("lr-final", t.options.lr_final, "cosine: share of it that is left at the end");
+  s.add("clip-norm", t.options.clip_norm,
+        "of the averaged gradient; 0: none. Updates then wait for all of it");
+  s.add("clip-local", t.options.clip_local,
+        "clip each rank's gradient before the sum instead, its share to clip-norm / sqrt(ranks)");
+  s.add("skip-not-finite", t.options.skip_not_finite, "leave such steps out instead of ending the run");
+}
+
+void add_computation_flags(Settings& s, Computation& c) {
+  s.add("compute", c.compute, "real (default); emulated: timers by an outline in place of a model");
+  s.add("outline", c.outline, "emulated: file of `weft outline`; measured first where none is given");
+  s.add("transport", c.transport, "threads (default); sim: emulated computation in virtual time");
+}
+
+void check_computation(const Computation& c, const TrainOptions& options) {
+  constexpr std::array<std::string_view, 2> kCompute{"real", "emulated"}, kTransport{"threads", "sim"};
+  const auto require = [](std::string_view kind, const auto& names, const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      throw UsageError(unknown_name(kind, name, names));
+  };
+  require("computation", kCompute, c.compute);
+  require("transport", kTransport, c.transport);
+  if (c.simulated() && !c.emulated())
+    throw UsageError("--transport sim has virtual time, and no model computes in it: --compute emulated");
+  if (!c.emulated() && !c.outline.empty())
+    throw UsageError("--outline is what emulated computation goes by: --compute emulated");
+  if (c.emulated() && options.warmup_steps > 0)
+    throw UsageError("--warmup-steps changes the density from step to step, emulated computation has one");
+}
+
+void resolve_model(TrainFlags& t) {
+  ModelOptions sizes = model_options(t.options.model, t.preset);
+  const auto take = [](auto& typed, auto& value) {
+    if (typed) value = *typed;
+    typed = value;  // what config.toml says
+  };
+  take(t.vocabulary, sizes.vocabulary);
+  take(t.context, sizes.context);
+  take(t.width, sizes.width);
+  take(t.samples, sizes.samples);
+  take(t.layers, sizes.layers);
+  take(t.heads, sizes.heads);
+  take(t.dropout, sizes.dropout);
+  t.options.sizes = sizes;
+  t.options.optimizer = default_options(t.optimizer);
+  take(t.lr, t.options.optimizer.lr);
+  take(t.momentum, t.options.optimizer.momentum);
+  take(t.beta1, t.options.optimizer.beta1);
+  take(t.beta2, t.options.optimizer.beta2);
+  take(t.weight_decay, t.options.optimizer.weight_decay);
+}
+
+void resolve_data(TrainFlags& t) {
+  DataOptions& data = t.options.data;
+  if (!t.text.empty() && !t.megatron.empty()) throw UsageError("--text and --megatron are two sets of data");
+  const std::string kind = !t.text.empty() ? "text" : !t.megatron.empty() ? "megatron" : data.kind;
+  if (data.kind != "auto" && data.kind != kind) {
+    throw UsageError("--data " + data.kind + " and --" + kind + " are two sets of data");
+  }
+  data.kind = kind;
+  data.path = !t.text.empty() ? t.text : t.megatron;
+}
+
+void resolve_plan(TrainFlags& t) {
+  const LinkSpec plan = parse_link(t.plan_link);
+  t.options.planned_link = {.hop_seconds = std::max(plan.latency_seconds, 1e-9),
+                            .seconds_per_byte = 1 / plan.bytes_per_second,
+                            .fold_seconds_per_byte = 0};
+}
+
+int resolve_ranks(const TrainFlags& t, const Placement& place, bool named) {
+  const bool launched = place.launcher != Placement::Launcher::none;
+  const std::int64_t ranks = launched ? place.size : t.ranks;
+  if (ranks < 1 || ranks > kMostRanks) {
+    throw UsageError("ranks must be 1 to " + std::to_string(kMostRanks) + ", not " + std::to_string(ranks));
+  }
+  if (launched && named && t.ranks != place.size) {
+    throw UsageError("--ranks " + std::to_string(t.ranks) + ", but the launcher (" +
+                     std::string(name_of(place.launcher)) + ") started " + std::to_string(place.size) +
+                     "; leave --ranks out");
+  }
+  return static_cast<int>(ranks);
+}
+
+bool names_flag(const std::vector<std::string>& arguments, const std::string& flag) {
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [&](const std::string& a) { return a == flag || a.starts_with(flag + "="); });
+}
+
+}  // namespace weft::cli

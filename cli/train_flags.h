@@ -1,0 +1,65 @@
+// Flags that say what is trained: model, data, gradients, optimizer. Every verb that computes a model takes
+// them, under the same names and with the same defaults.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "settings.h"
+#include "weft_torch/train/options.h"
+#include "world/placement.h"
+
+namespace weft::cli {
+
+// As typed; what is empty has a default that depends on something else.
+struct TrainFlags {
+  std::string preset = "default", plan_link = "1gbit,50us";
+  std::string text, megatron;
+  std::optional<std::int64_t> vocabulary, context, width, samples;
+  std::optional<int> layers, heads;
+  std::optional<double> dropout;
+  std::string optimizer = "adamw";
+  std::optional<double> lr, momentum, beta1, beta2, weight_decay;
+  std::int64_t ranks = 4;
+  TrainOptions options;
+};
+
+// Who computes, in which time.
+struct Computation {
+  std::string compute = "real";       // or "emulated"
+  std::string transport = "threads";  // or "sim"; under a launcher: its own
+  std::string outline;                // file; empty: measured first, where one is needed
+
+  bool emulated() const { return compute == "emulated"; }
+  bool simulated() const { return transport == "sim"; }
+};
+
+// "gpt, lm"
+std::string list_of(const std::vector<std::string_view>& names);
+
+// One group of flags each. REQUIRES: `flags` outlives the settings.
+void add_model_flags(Settings& settings, TrainFlags& flags);
+void add_data_flags(Settings& settings, TrainFlags& flags);
+void add_gradient_flags(Settings& settings, TrainFlags& flags);   // without --scheme and --density
+void add_optimizer_flags(Settings& settings, TrainFlags& flags);  // without --steps
+
+void add_computation_flags(Settings& settings, Computation& computation);  // into the group that is open
+
+// Throws UsageError: an unknown name, or what does not go together.
+void check_computation(const Computation& computation, const TrainOptions& options);
+
+// What they mean together, as `flags.options`; values that were left out are filled in, for config.toml.
+// Throws UsageError. Whether they can be meant is for check_train() to say.
+void resolve_model(TrainFlags& flags);
+void resolve_data(TrainFlags& flags);
+void resolve_plan(TrainFlags& flags);
+// The number of ranks: as typed, or the launcher's. `named`: --ranks stands on the command line.
+int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named);
+
+// Whether a command line has `flag`, or `flag=...`.
+bool names_flag(const std::vector<std::string>& arguments, const std::string& flag);
+
+}  // namespace weft::cli

@@ -1,0 +1,15 @@
+// weft._weft: the core for Python. It knows nothing of torch: tensors come as address, number of elements and
+// type, so that one build serves every version of torch. What users call is in python/weft.
+#include <pybind11/pybind11.h>
+
+#include "errors.h"
+#include "gradients.h"
+#include "session.h"
+
+PYBIND11_MODULE(_weft, module) {
+  module.doc() = "weft's core; use the package `weft`.";
+  module.attr("__version__") = WEFT_VERSION;
+  weft::python::bind_errors(module);
+  weft::python::bind_session(module);
+  weft::python::bind_gradients(module);
+}

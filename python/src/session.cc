@@ -1,0 +1,189 @@
+#include "session.h"
+
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "wait.h"
+#include "weft/error.h"
+#include "world/open.h"
+#include "world/placement.h"
+
+namespace weft::python {
+
+namespace py = pybind11;
+
+namespace {
+
+DType dtype_named(const std::string& name) {
+  for (const DType type : {DType::bytes, DType::float32, DType::float64, DType::bfloat16, DType::float16,
+                           DType::int32, DType::int64}) {
+    if (name_of(type) == name) return type;
+  }
+  throw UsageError("'" + name + "' is no element type of weft");
+}
+
+Reduction reduction_named(const std::string& name) {
+  for (const Reduction op : {Reduction::sum, Reduction::min, Reduction::max}) {
+    if (name_of(op) == name) return op;
+  }
+  throw UsageError("'" + name + "' is no reduction: there are sum, min and max");
+}
+
+}  // namespace
+
+Dense dense_of(const Memory& memory) {
+  const auto& [address, count, type] = memory;
+  if (count < 0) throw UsageError("a vector of " + std::to_string(count) + " elements");
+  return {reinterpret_cast<std::byte*>(address), count, dtype_named(type)};
+}
+
+std::shared_ptr<Session> Session::join() {
+  // By the environment alone, so before anything is opened: a wrong one is an error of this call.
+  const Config config = Config::from_environment();
+  std::shared_ptr<Session> session(new Session);
+  session->process_ = getpid();
+  if (chosen_transport(config, detect_placement()) == "mpi") {
+    const py::gil_scoped_release released;  // the thread that finalises MPI must be the one that began it
+    session->world_ = join_world(config);
+    return session;
+  }
+  struct Joined {
+    std::unique_ptr<World> world;
+  };
+  const auto joined = std::make_shared<Joined>();
+  run_interruptibly([joined, config] { joined->world = join_world(config); });
+  session->world_ = std::move(joined->world);
+  return session;
+}
+
+Session::~Session() {
+  if (getpid() != process_) {
+    static_cast<void>(world_.release());
+    static_cast<void>(new std::vector<Kept>(std::move(kept_)));
+    return;
+  }
+  close();
+}
+
+World& Session::world() {
+  if (world_ == nullptr) throw UsageError("weft is shut down in this process: call weft.init() first");
+  return *world_;
+}
+
+std::shared_ptr<Work> Session::submit(const char* name, TrafficClass traffic, py::object keep,
+                                      Engine::Make make) {
+  let_go();
+  World& mine = world();
+  const SubmitOptions options{.name = name, .traffic = traffic};
+  Ticket ticket = mine.engine().submit(mine.comm(), options, std::move(make));
+  return std::make_shared<Work>(shared_from_this(), std::move(ticket), std::move(keep));
+}
+
+std::shared_ptr<Work> Session::all_reduce(const Memory& data, const std::string& op, py::object keep) {
+  const AllReduceOptions options{.reduction = reduction_named(op)};
+  return submit(
+      "all_reduce", TrafficClass::gradient, std::move(keep),
+      [dense = dense_of(data), options](Comm comm) { return weft::all_reduce(comm, dense, options); });
+}
+
+std::shared_ptr<Work> Session::reduce_scatter(const Memory& data, const std::string& op, py::object keep) {
+  const ReduceScatterOptions options{.reduction = reduction_named(op)};
+  return submit(
+      "reduce_scatter", TrafficClass::gradient, std::move(keep),
+      [dense = dense_of(data), options](Comm comm) { return weft::reduce_scatter(comm, dense, options); });
+}
+
+std::shared_ptr<Work> Session::all_gather(const Memory& data, py::object keep) {
+  return submit("all_gather", TrafficClass::gradient, std::move(keep),
+                [dense = dense_of(data)](Comm comm) { return weft::all_gather(comm, dense); });
+}
+
+std::shared_ptr<Work> Session::broadcast(const Memory& data, int root, py::object keep) {
+  const BroadcastOptions options{.root = root};
+  return submit(
+      "broadcast", TrafficClass::gradient, std::move(keep),
+      [dense = dense_of(data), options](Comm comm) { return weft::broadcast(comm, dense, options); });
+}
+
+std::shared_ptr<Work> Session::all_to_all(const Memory& send, std::vector<std::int64_t> send_counts,
+                                          const Memory& recv, std::vector<std::int64_t> recv_counts,
+                                          py::object keep) {
+  struct Counts {
+    std::vector<std::int64_t> send, recv;
+  };
+  const auto counts = std::make_shared<Counts>(Counts{std::move(send_counts), std::move(recv_counts)});
+  return submit("all_to_all", TrafficClass::blocking, std::move(keep),
+                [counts, from = dense_of(send), to = dense_of(recv)](Comm comm) {
+                  const Parts out{from, counts->send};
+                  const Parts in{to, counts->recv};
+                  return weft::all_to_all_v(comm, out, in);
+                });
+}
+
+std::shared_ptr<Work> Session::barrier() {
+  return submit("barrier", TrafficClass::blocking, py::none(), [](Comm comm) { return weft::barrier(comm); });
+}
+
+std::uint32_t Session::take_slots(std::uint32_t count) {
+  return std::exchange(next_slot_, next_slot_ + count);
+}
+
+void Session::keep_until_done(Kept kept) {
+  if (is_open()) kept_.push_back(std::move(kept));
+}
+
+void Session::let_go() {
+  const auto ended = [](const Kept& kept) { return std::ranges::all_of(kept.tickets, &Ticket::done); };
+  // Out of the list first: the last reference to an object may run Python that comes back here.
+  const auto rest = std::stable_partition(kept_.begin(), kept_.end(), std::not_fn(ended));
+  const std::vector<Kept> old(std::make_move_iterator(rest), std::make_move_iterator(kept_.end()));
+  kept_.erase(rest, kept_.end());
+}
+
+void Session::abandon(const std::string& text) {
+  if (is_open()) world_->engine().abandon(std::make_exception_ptr(Error(text)));
+}
+
+void Session::close() {
+  if (!is_open()) return;
+  std::unique_ptr<World> mine = std::move(world_);
+  {
+    const py::gil_scoped_release released;
+    mine.reset();
+  }
+  const std::vector<Kept> old = std::move(kept_);
+}
+
+Work::~Work() {
+  if (!ticket_.done())
+    session_->keep_until_done({.tickets = {ticket_}, .object = nullptr, .objects = {keep_}});
+}
+
+void Work::wait() {
+  if (session_->is_open()) python::wait(session_->world().engine(), ticket_);
+  keep_ = py::none();
+  if (ticket_.error()) std::rethrow_exception(ticket_.error());
+}
+
+void bind_session(py::module_& module) {
+  py::class_<Work, std::shared_ptr<Work>>(module, "Work").def("done", &Work::done).def("wait", &Work::wait);
+  py::class_<Session, std::shared_ptr<Session>>(module, "Session")
+      .def(py::init(&Session::join))
+      .def_property_readonly("rank", [](Session& s) { return s.world().rank(); })
+      .def_property_readonly("size", [](Session& s) { return s.world().size(); })
+      .def_property_readonly("transport", [](Session& s) { return std::string(s.world().transport()); })
+      .def_property_readonly("is_open", &Session::is_open)
+      .def("all_reduce", &Session::all_reduce)
+      .def("reduce_scatter", &Session::reduce_scatter)
+      .def("all_gather", &Session::all_gather)
+      .def("broadcast", &Session::broadcast)
+      .def("all_to_all", &Session::all_to_all)
+      .def("barrier", &Session::barrier)
+      .def("abandon", &Session::abandon)
+      .def("close", &Session::close);
+}
+
+}  // namespace weft::python

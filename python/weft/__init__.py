@@ -1,0 +1,65 @@
+"""weft carries the traffic of distributed training: collectives, and gradients that are compressed on slow networks.
+
+    import weft
+    weft.init()                                              # under torchrun, mpirun, srun, weft launch, or alone
+    model = weft.DataParallel(model, scheme="spardl", density=0.01)
+
+Everything of torch is loaded when it is first used: `weft.init`, `weft.info` and collectives on NumPy arrays work without it.
+examples/README.md is a tour, docs/running.md says how jobs are started.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ._collectives import Work, all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
+from ._command import bench, info
+from ._weft import Error, TimeoutError, TransportError, UsageError, __version__
+from ._world import init, is_initialized, rank, shutdown, size, transport
+
+if TYPE_CHECKING:
+    from ._compression import Compression
+    from ._data_parallel import DataParallel
+    from ._ddp import DDPState, ddp_hook
+
+__all__ = [
+    "Compression",
+    "DDPState",
+    "DataParallel",
+    "Error",
+    "TimeoutError",
+    "TransportError",
+    "UsageError",
+    "Work",
+    "__version__",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "bench",
+    "broadcast",
+    "ddp_hook",
+    "info",
+    "init",
+    "is_initialized",
+    "rank",
+    "reduce_scatter",
+    "shutdown",
+    "size",
+    "transport",
+]
+
+_NEEDS_TORCH = {
+    "Compression": "_compression",
+    "DataParallel": "_data_parallel",
+    "DDPState": "_ddp",
+    "ddp_hook": "_ddp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'weft' has no attribute '{name}'")
+    import importlib
+
+    value = getattr(importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,208 @@
+"""The exchange of gradients, and its state: what DataParallel and the DDP hook share.
+
+Residuals and everything else that lives between steps belong to parameters by name; it is in state_dict(). Gradients are
+averaged over the ranks once, in the core. float64 models are reduced by "dense" only; other types are sent as float32.
+"""
+
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from ._memory import host_like
+from ._weft import Error, Gradients, StepResult, UsageError
+from ._world import init, session
+
+State = Dict[str, Any]
+_FORMAT = 1
+_VECTORS = ("residual", "velocity", "factor")  # of a parameter, in a state
+_NOT_FINITE = ("error", "skip", "nan")
+
+
+class Compression:
+    """Options and state of the exchange of some parameters' gradients.
+
+    Options that affect results, equal on all ranks:
+      scheme       a sparse all-reduce ("spardl", "oktopk", "topka", "topkdsa", "gtopk"), "dense", "dense-bf16" or "powersgd"
+      density      entries that are sent over elements, in (0, 1]; of sparse schemes
+      codec        "packed", "packed-bf16" or "coo": how entries are written
+      residual     "gres", "pres", "lres" or "drop": who keeps what is dropped on the way; gres and drop lose nothing
+      bucket_mib   MiB of gradients that travel together
+      dense_below  parameters of fewer elements are never compressed
+      momentum_correction, clip_local   of sparse schemes: docs/recipe.md; the optimizer then has no momentum of its own
+      rank         of powersgd: columns of the factors
+      seed         of powersgd: of the first factors
+      not_finite   a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None,
+                   "nan" makes them NaN as without compression (for torch.amp.GradScaler). The state is as before the step
+      find_unused  parameters without a gradient on all ranks keep none; False saves a short message a step
+    Others (quotas, teams, gather, blocks, min_compression, threads) are those of docs/algorithms.md.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tuple[str, torch.nn.Parameter]],
+        scheme: str = "spardl",
+        density: float = 0.01,
+        codec: str = "packed",
+        bucket_mib: float = 4.0,
+        not_finite: str = "error",
+        find_unused: bool = True,
+        **others: Any,
+    ) -> None:
+        init()
+        if not_finite not in _NOT_FINITE:
+            raise UsageError(f"not_finite is one of {', '.join(_NOT_FINITE)}, not '{not_finite}'")
+        if not bucket_mib > 0:
+            raise UsageError(f"bucket_mib must be positive, not {bucket_mib}")
+        named = [(name, p) for name, p in parameters if p.requires_grad]
+        if not named:
+            raise UsageError("there is no parameter that is trained")
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.not_finite = not_finite
+        self.find_unused = find_unused
+        self._index = {id(p): i for i, p in enumerate(self.parameters)}
+        wide = all(p.dtype == torch.float64 for p in self.parameters)
+        self._dtype = torch.float64 if wide else torch.float32
+        self._hosts: Dict[int, torch.Tensor] = {}
+        options = dict(
+            others,
+            scheme=scheme,
+            density=float(density),
+            codec=codec,
+            bucket_bytes=int(bucket_mib * 2**20),
+            find_unused=find_unused,
+            dtype="float64" if wide else "float32",
+        )
+        rows = [p.shape[0] if p.dim() > 1 else 0 for p in self.parameters]
+        self._core = Gradients(
+            session(), [(n, p.numel(), i, r) for i, ((n, p), r) in enumerate(zip(named, rows))], options
+        )
+
+    @property
+    def _live(self) -> Gradients:
+        session()  # says so in a forked child, and after shutdown()
+        return self._core
+
+    # ---- the step ----
+
+    def index_of(self, parameter: torch.Tensor) -> int:
+        index = self._index.get(id(parameter))
+        if index is None:
+            raise UsageError(f"a gradient of a parameter of shape {tuple(parameter.shape)} that is not known here")
+        return index
+
+    def gradient_ready(self, index: int, gradient: torch.Tensor) -> None:
+        """Hands a gradient over. It is read until end_step() has returned, and must not change."""
+        host = self._to_host(index, gradient.detach())
+        self._live.gradient_ready(index, host.data_ptr(), host.numel(), host)
+
+    def end_step(self) -> StepResult:
+        """Parameters that got no gradient count as zeros; waits for the sums, then commits the state or rolls it back."""
+        self._live.step_end()
+        self._live.wait()
+        return self._live.finish()
+
+    def check(self, result: StepResult) -> None:
+        """Raises Error, on all ranks, for a step with a gradient that is not finite, where that is to be an error."""
+        if not result.committed and self.not_finite == "error":
+            raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step)")
+
+    def used(self, index: int) -> bool:
+        """Some rank had a gradient for it in the last step."""
+        return not self.find_unused or self._core.used(index)
+
+    def write(self, outputs: Sequence[Tuple[int, torch.Tensor]]) -> None:
+        """The averages of the step that was just committed, into these tensors."""
+        hosts = [(i, out, self._direct(out)) for i, out in outputs]
+        targets = [(i, out, out.detach() if direct else self._host(i, out)) for i, out, direct in hosts]
+        self._live.copy_to([(i, host.data_ptr()) for i, _, host in targets])
+        for (_, out, direct), (_, _, host) in zip(hosts, targets):
+            if not direct:
+                out.detach().copy_(host)
+
+    def _direct(self, tensor: torch.Tensor) -> bool:
+        return (
+            tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and tensor.dtype == self._dtype
+            and tensor.is_contiguous()
+        )
+
+    def _host(self, index: int, like: torch.Tensor) -> torch.Tensor:
+        if index not in self._hosts:
+            self._hosts[index] = host_like(like, self._dtype)
+        return self._hosts[index]
+
+    def _to_host(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.layout != torch.strided:
+            gradient = gradient.coalesce().to_dense()  # duplicates are added once, here
+        if self._direct(gradient):
+            return gradient
+        return self._host(index, gradient).copy_(gradient)
+
+    # ---- state and figures ----
+
+    @property
+    def step(self) -> int:
+        """Steps that were committed."""
+        return self._core.step
+
+    @property
+    def num_buckets(self) -> int:
+        return self._core.num_buckets
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload of the gradients that this rank sent in the last step; those of float64 are not counted."""
+        return self._core.sent_bytes
+
+    def set_density(self, density: float) -> None:
+        """From the next step on, for a warm-up; on all ranks alike."""
+        self._live.set_density(float(density))
+
+    def state_dict(self) -> State:
+        """What this rank keeps between steps, as tensors and plain values. Each rank saves its own."""
+        state = self._live.save()
+        for parameter in state["parameters"]:
+            for key in _VECTORS:
+                parameter[key] = _tensor_of(parameter[key])
+        return {"weft_format": _FORMAT, **state}
+
+    def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
+        """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any size (in any order).
+
+        On as many ranks as it was saved, every bit comes back; on another number the sum of the residuals is kept.
+        """
+        states = [state] if isinstance(state, dict) else list(state)
+        self._live.load([_plain(each) for each in states])
+
+
+def _tensor_of(raw: bytes) -> Optional[torch.Tensor]:
+    return torch.frombuffer(bytearray(raw), dtype=torch.float32) if raw else None
+
+
+def _raw(tensor: Optional[torch.Tensor]) -> bytes:
+    if tensor is None:
+        return b""
+    return bytes(tensor.detach().to("cpu", torch.float32).contiguous().view(torch.uint8).untyped_storage())
+
+
+def _plain(state: Any) -> State:
+    if not isinstance(state, dict) or state.get("weft_format") != _FORMAT:
+        raise UsageError("this is no compression state of weft: it has no weft_format 1")
+    out = {key: value for key, value in state.items() if key != "weft_format"}
+    try:
+        out["parameters"] = [{**p, **{key: _raw(p[key]) for key in _VECTORS}} for p in out["parameters"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"this is no compression state of weft: {error!r}") from None
+    return out
+
+
+def stable_names(module: torch.nn.Module, ignored: Iterable[str] = ()) -> List[Tuple[str, torch.nn.Parameter]]:
+    """The module's parameters, shared ones once, by names that do not change when it is compiled or wrapped."""
+    skip = set(ignored)
+    return [(_stable(name), p) for name, p in module.named_parameters() if name not in skip]
+
+
+def _stable(name: str) -> str:
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,137 @@
+"""DataParallel: a module whose gradients are averaged over the ranks while backward still runs."""
+
+import contextlib
+import weakref
+from typing import Any, Iterator, List
+
+import torch
+
+from ._collectives import Work, broadcast
+from ._compression import Compression, stable_names
+from ._weft import UsageError
+from ._world import init
+
+_engine = torch.autograd.Variable._execution_engine  # what torch's own DistributedDataParallel asks, too
+
+
+class DataParallel(torch.nn.Module):
+    """Wraps a module; every rank wraps the same one, and trains it on its own part of the batch.
+
+        model = weft.DataParallel(model, scheme="spardl", density=0.01)
+        loss(model(x), y).backward()      # gradients go out as they are computed; averages are in p.grad when it returns
+        optimizer.step()
+
+    At the start all ranks get rank 0's parameters and buffers (sync_buffers() gives them the buffers again). Options are those
+    of Compression, which is `self.compression`: its state_dict() belongs into a checkpoint beside the model's and the
+    optimizer's; `state_dict()` is the module's, with the prefix "module." as torch's DistributedDataParallel has it.
+
+    Compiled modules work, wrapped or inside: gradients are taken where autograd accumulates them. Compiled autograd
+    (torch._dynamo.config.compiled_autograd) does not: it traces backward, and there is no moment at which to send.
+    """
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        super().__init__()
+        init()
+        self.module = module
+        self.skipped_steps = 0
+        self.skipped_text = ""  # why the last one was skipped
+        self.compression = Compression(stable_names(module), **options)
+        self._sync = True
+        self._under_way = False
+        self._sent: List[bool] = [False] * len(self.compression.parameters)
+        _from_rank_0([*module.parameters(), *module.buffers()])
+        mine = weakref.ref(self)
+        for index, parameter in enumerate(self.compression.parameters):
+            parameter.register_post_accumulate_grad_hook(_hook(mine, index))  # type: ignore[no-untyped-call]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self._under_way and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
+            raise UsageError(
+                "the last backward did not end, so some of its gradients are on their way and others never came: "
+                "this job cannot go on (start it again from a checkpoint)"
+            )
+        return self.module(*inputs, **named)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward only adds to p.grad; the first backward outside sends what has gathered."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def synchronize(self) -> None:
+        """Takes part in a step for which backward reached no parameter of this rank: the others wait for it.
+
+        Nobody else needs it: every backward that reaches a parameter ends with it.
+        """
+        if self._sync:
+            self._end_of_backward()
+
+    def sync_buffers(self) -> None:
+        """All ranks get rank 0's buffers, for example the running means of batch norms, before they are saved."""
+        _from_rank_0(list(self.module.buffers()))
+
+    # ---- what autograd calls ----
+
+    def _gradient_ready(self, index: int) -> None:
+        if not self._sync:
+            return
+        if not self._under_way:
+            self._under_way = True
+            _engine.queue_callback(self._end_of_backward)
+        self._send(index)
+
+    def _send(self, index: int) -> None:
+        gradient = self.compression.parameters[index].grad
+        if gradient is not None:
+            self._sent[index] = True
+            self.compression.gradient_ready(index, gradient)
+
+    def _end_of_backward(self) -> None:
+        self._under_way = True
+        # What an earlier backward left in p.grad (no_sync, or no zero_grad) counts, as it does with other ranks' parameters.
+        for index, sent in enumerate(self._sent):
+            if not sent:
+                self._send(index)
+        result = self.compression.end_step()
+        self._sent = [False] * len(self._sent)
+        self._under_way = False
+        self.compression.check(result)
+        if result.committed:
+            self._write_averages()
+        else:
+            self.skipped_steps += 1
+            self.skipped_text = result.text
+            for parameter in self.compression.parameters:
+                if self.compression.not_finite == "skip":
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad = torch.full_like(parameter, float("nan"))
+
+    def _write_averages(self) -> None:
+        outputs = []
+        for index, parameter in enumerate(self.compression.parameters):
+            if not self.compression.used(index):
+                continue
+            if parameter.grad is None or parameter.grad.layout != torch.strided:
+                parameter.grad = torch.empty_like(parameter)
+            outputs.append((index, parameter.grad))
+        self.compression.write(outputs)
+
+
+def _hook(owner: "weakref.ref[DataParallel]", index: int) -> Any:
+    def gradient_ready(_: torch.Tensor) -> None:
+        mine = owner()
+        if mine is not None:
+            mine._gradient_ready(index)
+
+    return gradient_ready
+
+
+def _from_rank_0(tensors: List[torch.Tensor]) -> None:
+    works = [broadcast(tensor, root=0, async_op=True) for tensor in tensors]
+    for work in works:
+        assert isinstance(work, Work)
+        work.wait()

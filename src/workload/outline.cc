@@ -1,0 +1,116 @@
+#include "workload/outline.h"
+
+#include <cmath>
+#include <set>
+
+#include "weft/error.h"
+
+namespace weft {
+
+namespace {
+
+class Checker {
+ public:
+  explicit Checker(std::string_view where) : where_(where) {}
+
+  void require(bool holds, const std::string& what) const {
+    if (!holds) throw UsageError(where_ + ": " + what);
+  }
+  void seconds(double value, const std::string& of) const {
+    require(std::isfinite(value) && value >= 0, of + " must be a number of seconds that is not negative");
+  }
+  void names(std::set<std::string>& seen, const std::string& name, const std::string& kind) const {
+    require(!name.empty(), "a " + kind + " has no name");
+    require(seen.insert(name).second, "two " + kind + "s are named '" + name + "'");
+  }
+
+ private:
+  std::string where_;
+};
+
+void check_tensor(const Checker& c, const OutlineTensor& tensor, std::size_t blocks) {
+  const std::string name = "tensor '" + tensor.name + "'";
+  c.require(tensor.length >= 1, name + " must have elements, not " + std::to_string(tensor.length));
+  const bool vector = tensor.rows == 0 && tensor.columns == 0;
+  const bool matrix = tensor.rows >= 1 && tensor.columns >= 1 && tensor.length % tensor.rows == 0 &&
+                      tensor.length / tensor.rows == tensor.columns;
+  c.require(vector || matrix, name + " of " + std::to_string(tensor.length) + " elements cannot have " +
+                                  std::to_string(tensor.rows) + " rows of " + std::to_string(tensor.columns));
+  c.require(tensor.block >= 0 && static_cast<std::size_t>(tensor.block) < blocks,
+            name + " belongs to block " + std::to_string(tensor.block) + " of " + std::to_string(blocks));
+  c.require(tensor.ready >= 0 && tensor.ready <= 1, name + ": ready must be 0 to 1");
+}
+
+void check_tables(const Checker& c, const Outline& outline) {
+  std::set<std::string> seen;
+  for (const OutlineTable& table : outline.tables) {
+    c.names(seen, table.name, "table");
+    const std::string name = "table '" + table.name + "'";
+    const OutlineTensor* tensor = nullptr;
+    for (const OutlineTensor& t : outline.tensors) {
+      if (t.name == table.name) tensor = &t;
+    }
+    c.require(tensor != nullptr, name + " is none of the tensors");
+    c.require(tensor->rows == table.rows && tensor->columns == table.width,
+              name + " has other rows and width than its tensor");
+    c.require(table.rows_per_step >= 0 && table.rows_per_step <= static_cast<double>(table.rows),
+              name + ": rows_per_step must be 0 to its rows");
+  }
+}
+
+}  // namespace
+
+void check(const Outline& outline, std::string_view where) {
+  const Checker c(where);
+  const bool measured = outline.source == Outline::kMeasured;
+  c.require(measured || outline.source == Outline::kFlops,
+            "source '" + outline.source + "' is none of: measured, flops");
+  const double rate = outline.flops_per_second;
+  c.require(measured ? rate == 0 : rate > 0 && std::isfinite(rate),
+            measured ? "measured seconds have no flops_per_second" : "flops_per_second must be positive");
+  c.require(outline.side_by_side >= 1, "side_by_side must be at least 1");
+  c.require(outline.tokens_per_rank >= 1, "tokens_per_rank must be at least 1");
+  c.seconds(outline.other_seconds, "other_seconds");
+  c.require(!outline.blocks.empty(), "there is no block");
+  c.require(!outline.tensors.empty(), "there is no tensor");
+  std::set<std::string> blocks, tensors;
+  for (const OutlineBlock& block : outline.blocks) {
+    c.names(blocks, block.name, "block");
+    c.seconds(block.forward_seconds, "forward of block '" + block.name + "'");
+    c.seconds(block.backward_seconds, "backward of block '" + block.name + "'");
+    c.seconds(block.update_seconds, "update of block '" + block.name + "'");
+  }
+  std::int64_t parameters = 0;
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  int last = 0;
+  for (const OutlineTensor& tensor : outline.tensors) {
+    c.names(tensors, tensor.name, "tensor");
+    check_tensor(c, tensor, outline.blocks.size());
+    c.require(tensor.block >= last, "tensor '" + tensor.name + "' stands behind one of a later block");
+    last = tensor.block;
+    c.require(tensor.length <= kMost - parameters, "the tensors are too long");
+    parameters += tensor.length;
+  }
+  c.require(parameters == outline.parameters, "the tensors have " + std::to_string(parameters) +
+                                                  " elements, and parameters says " +
+                                                  std::to_string(outline.parameters));
+  check_tables(c, outline);
+}
+
+double compute_seconds(const Outline& outline) {
+  double sum = outline.other_seconds;
+  for (const OutlineBlock& b : outline.blocks)
+    sum += b.forward_seconds + b.backward_seconds + b.update_seconds;
+  return sum;
+}
+
+std::vector<ParameterInfo> parameters_of(const Outline& outline) {
+  std::vector<ParameterInfo> out;
+  out.reserve(outline.tensors.size());
+  for (const OutlineTensor& tensor : outline.tensors) {
+    out.push_back({.name = tensor.name, .count = tensor.length, .use = tensor.block, .rows = tensor.rows});
+  }
+  return out;
+}
+
+}  // namespace weft

@@ -1,0 +1,68 @@
+// The outline of a model: what a training step computes and exchanges, as numbers. Whoever drives a step with
+// timers instead of a model (workload/emulate.h) goes by it.
+//
+//   Blocks   in order of use. A step is: other_seconds; forward of every block, first to last, each after its
+//            own update of the step before; backward of every block, last to first.
+//   Tensors  in order of use; each belongs to the block that uses it first. A shared one is there once. Its
+//            gradient is complete when `ready` of that block's backward is over: other users come later in
+//            the forward, so earlier in the backward.
+//   Tables   tensors whose rows are looked up; they are among the tensors too.
+//
+// Seconds are of one rank and one step, of `tokens_per_rank` tokens. They hold no communication and no copy
+// of a gradient into its bucket; an update takes its result over, changes the parameters and clears the
+// gradients.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data_parallel/buckets.h"
+
+namespace weft {
+
+struct OutlineBlock {
+  std::string name;
+  double forward_seconds = 0, backward_seconds = 0, update_seconds = 0;
+};
+
+struct OutlineTensor {
+  std::string name;
+  std::int64_t length = 0;             // elements
+  std::int64_t rows = 0, columns = 0;  // of a matrix, row-major; 0: a vector
+  int block = 0;                       // its first user
+  double ready = 1;                    // share of that block's backward after which its gradient is there
+};
+
+struct OutlineTable {
+  std::string name;  // of its tensor
+  std::int64_t rows = 0, width = 0;
+  double rows_per_step = 0;  // that one rank's batch touches
+};
+
+struct Outline {
+  static constexpr std::string_view kMeasured = "measured", kFlops = "flops";
+
+  std::string model;
+  std::string source = std::string(kMeasured);  // of the seconds
+  double flops_per_second = 0;                  // of "flops": the rate; else 0
+  int side_by_side = 1;                         // of "measured": ranks that computed at the same time
+  std::int64_t parameters = 0;                  // elements of all tensors
+  std::int64_t tokens_per_rank = 0;
+  double other_seconds = 0;  // outside of blocks: batch, loss
+  std::vector<OutlineBlock> blocks;
+  std::vector<OutlineTensor> tensors;
+  std::vector<OutlineTable> tables;
+};
+
+// Throws UsageError of one sentence that begins with `where`: names twice or empty, counts that are negative
+// or do not add up, times that are negative or not finite, blocks and tensors that are not there.
+void check(const Outline& outline, std::string_view where = "outline");
+
+// The seconds of one step that communicates nothing.
+double compute_seconds(const Outline& outline);
+// What DataParallel takes, in the order of the tensors.
+std::vector<ParameterInfo> parameters_of(const Outline& outline);
+
+}  // namespace weft

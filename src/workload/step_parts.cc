@@ -1,0 +1,132 @@
+#include "workload/step_parts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weft/error.h"
+#include "weft/identity.h"
+
+namespace weft {
+
+namespace {
+
+constexpr std::size_t kAlign = 16;         // floats of a cache line: a window starts at one
+constexpr std::size_t kPlaces = 1u << 16;  // of windows, so many cache lines apart at most
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+GradientWindows::GradientWindows(const Outline& outline, const EmulationOptions& options)
+    : seed_(options.seed) {
+  std::size_t longest = 0;
+  for (const OutlineTensor& tensor : outline.tensors) {
+    lengths_.push_back(static_cast<std::size_t>(tensor.length));
+    longest = std::max(longest, lengths_.back());
+  }
+  values_.resize(longest + kAlign * kPlaces);
+  draw({.distribution = options.gradients, .seed = options.seed}, values_);
+}
+
+std::span<const float> GradientWindows::of(int rank, std::int64_t step, int tensor) const {
+  std::uint64_t hash = mix(seed_ ^ static_cast<std::uint64_t>(rank));
+  hash = mix(hash ^ static_cast<std::uint64_t>(step));
+  hash = mix(hash ^ static_cast<std::uint64_t>(tensor));
+  return std::span(values_).subspan(kAlign * (hash % kPlaces), lengths_[static_cast<std::size_t>(tensor)]);
+}
+
+std::vector<BlockBackward> backward_of(const Outline& outline) {
+  std::vector<BlockBackward> out(outline.blocks.size());
+  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
+    const OutlineTensor& tensor = outline.tensors[i];
+    const auto block = static_cast<std::size_t>(tensor.block);
+    out[block].gradients.push_back(
+        {static_cast<int>(i), tensor.ready * outline.blocks[block].backward_seconds});
+  }
+  for (std::size_t b = 0; b < out.size(); ++b) {
+    std::vector<ReadyGradient>& gradients = out[b].gradients;
+    // Of equal times the tensor that was used last comes first.
+    std::ranges::sort(gradients, [](const ReadyGradient& a, const ReadyGradient& c) {
+      return a.seconds != c.seconds ? a.seconds < c.seconds : a.tensor > c.tensor;
+    });
+    double before = 0;
+    for (ReadyGradient& gradient : gradients) {
+      const double since = gradient.seconds - before;
+      before = gradient.seconds;
+      gradient.seconds = since;
+    }
+    out[b].rest_seconds = std::max(0.0, outline.blocks[b].backward_seconds - before);
+  }
+  return out;
+}
+
+DataParallelOptions parallel_options(const EmulationOptions& options) {
+  DataParallelOptions out = options.parallel;
+  out.dtype = DType::float32;
+  out.divisor = 0;
+  out.first_slot = kTokensSlot + 1;
+  return out;
+}
+
+void check(const EmulationOptions& options) {
+  if (options.steps < 1) throw UsageError("an emulated run has at least one step");
+  if (options.warmup < 0) throw UsageError("steps of warm-up must not be negative");
+}
+
+void StepAccount::ended(const Step& step) {
+  all_.step_seconds.push_back(step.seconds);
+  all_.waited_seconds.push_back(step.waited);
+  all_.hand_over_seconds.push_back(step.handed_over);
+}
+
+void StepAccount::settled(double seconds, double waited) {
+  all_.step_seconds.back() += seconds;
+  all_.waited_seconds.back() += waited;
+}
+
+void StepAccount::complete(const DataParallel& parallel) {
+  double bytes = 0, sum = 0;
+  std::vector<double>& buckets = bucket_seconds_.emplace_back();
+  for (int b = 0; b < parallel.plan().num_buckets(); ++b) {
+    const SparseResult& result = parallel.result(b);
+    bytes += static_cast<double>(result.entry_bytes_sent());
+    sum += buckets.emplace_back(parallel.computed_seconds(b));
+  }
+  all_.wire_bytes.push_back(bytes);
+  all_.compute_seconds.push_back(sum);
+}
+
+EmulatedSteps StepAccount::take(std::int64_t warmup) {
+  EmulatedSteps out = all_;
+  for (std::vector<double>* values : {&out.step_seconds, &out.waited_seconds, &out.wire_bytes,
+                                      &out.compute_seconds, &out.hand_over_seconds}) {
+    values->erase(values->begin(), values->begin() + warmup);
+  }
+  const auto first = static_cast<std::size_t>(warmup);
+  for (std::size_t b = 0; b < bucket_seconds_.front().size(); ++b) {
+    std::vector<double> of_steps;
+    for (std::size_t s = first; s < bucket_seconds_.size(); ++s) of_steps.push_back(bucket_seconds_[s][b]);
+    out.bucket_seconds.push_back(median(std::move(of_steps)));
+  }
+  return out;
+}
+
+SimulatedCosts costs_of(std::span<const EmulatedSteps> ranks, int workers) {
+  SimulatedCosts out;
+  out.workers = workers;
+  const auto size = static_cast<double>(ranks.size());
+  for (const EmulatedSteps& rank : ranks) {
+    out.bucket_seconds.resize(rank.bucket_seconds.size());
+    for (std::size_t b = 0; b < rank.bucket_seconds.size(); ++b)
+      out.bucket_seconds[b] += rank.bucket_seconds[b] / size;
+    out.hand_over_seconds += median(rank.hand_over_seconds) / size;
+  }
+  return out;
+}
+
+}  // namespace weft

@@ -1,0 +1,61 @@
+// What the two drivers of workload/emulate.h share: the gradients, the order of a step's events, the account
+// of steps.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "workload/emulate.h"
+
+namespace weft {
+
+inline constexpr std::uint32_t kTokensSlot = 0;  // the agreement on tokens; the plan comes behind it
+
+// Windows of one vector of the distribution. Threads: any, once it is made.
+class GradientWindows {
+ public:
+  GradientWindows(const Outline& outline, const EmulationOptions& options);
+  std::span<const float> of(int rank, std::int64_t step, int tensor) const;
+
+ private:
+  std::uint64_t seed_;
+  std::vector<std::size_t> lengths_;  // of the tensors
+  std::vector<float> values_;
+};
+
+// The gradients of one block in the order in which its backward makes them.
+struct ReadyGradient {
+  int tensor = 0;
+  double seconds = 0;  // since the gradient before it, or since the block's backward began
+};
+struct BlockBackward {
+  std::vector<ReadyGradient> gradients;
+  double rest_seconds = 0;  // from the last gradient to the end
+};
+std::vector<BlockBackward> backward_of(const Outline& outline);
+
+// The strategy's options as a replica sets them.
+DataParallelOptions parallel_options(const EmulationOptions& options);
+void check(const EmulationOptions& options);
+
+// Numbers of steps as they become known. A step's times are known at its end, its bytes when its tickets are
+// done, which is inside the next step or when it is settled.
+class StepAccount {
+ public:
+  struct Step {
+    double seconds = 0, waited = 0, handed_over = 0;
+  };
+
+  void ended(const Step& step);                 // REQUIRES: the one before is complete
+  void settled(double seconds, double waited);  // in addition, of the step that has ended last
+  void complete(const DataParallel& parallel);  // its tickets are done, its result is there
+  // Without the first `warmup` steps. REQUIRES: all are complete. formula_bytes is for the caller to set.
+  EmulatedSteps take(std::int64_t warmup);
+
+ private:
+  std::vector<std::vector<double>> bucket_seconds_;  // of each step and bucket
+  EmulatedSteps all_;
+};
+
+}  // namespace weft

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""`weft compare` as a user runs it: compare_test.py PATH_TO_WEFT [unittest arguments]."""
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.dom.minidom
+from pathlib import Path
+from typing import Any
+
+WEFT = str(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else ""
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WEFT_TOKEN")
+TINY = ("--preset", "tiny", "--data", "synthetic", "--synthetic-tokens", "20000", "--global-batch", "4", "--length", "12",
+        "--teams", "1", "--density", "0.05")
+FACTOR = float(os.environ.get("TEST_TIMEOUT_FACTOR", "1"))  # a sanitizer makes everything slower
+FIELDS = {"scheme", "link", "compute", "transport", "ranks", "step_seconds_median", "step_seconds_low", "step_seconds_high",
+          "speedup_over_dense", "tokens_per_second", "wire_bytes_per_step", "formula_bytes_per_step", "exposed_share",
+          "final_loss", "loss_gap"}
+Done = subprocess.CompletedProcess[str]
+Row = dict[str, Any]
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | {"OMP_NUM_THREADS": "1"}
+
+
+def median(values: list[float]) -> float:
+    ordered, n = sorted(values), len(values)
+    return ordered[n // 2] if n % 2 else (ordered[n // 2 - 1] + ordered[n // 2]) / 2
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The narrowest pair of order statistics around the median with at least 95 %: by the binomial sum itself."""
+    ordered, n = sorted(values), len(values)
+    best = (ordered[0], ordered[-1])
+    for cut in range(n // 2):
+        outside = 2 * sum(math.comb(n, i) for i in range(cut + 1)) / 2 ** n
+        if outside <= 0.05:
+            best = (ordered[cut], ordered[n - 1 - cut])
+    return best
+
+
+class CompareTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="weft-compare-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def weft(self, *arguments: str) -> Done:
+        return subprocess.run((WEFT, *arguments), capture_output=True, text=True, timeout=60 * FACTOR, env=environment(),
+                              check=False, cwd=self.folder)
+
+    def compare(self, *arguments: str) -> Done:
+        done = self.weft("compare", *arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done
+
+    def rows(self, *arguments: str) -> list[Row]:
+        return [json.loads(line) for line in self.compare(*arguments, "--json").stdout.splitlines()]
+
+    def points(self, name: str) -> list[Row]:
+        return [json.loads(line) for line in (self.folder / name / "points.jsonl").read_text().splitlines()]
+
+    def refused(self, *arguments: str, says: str) -> None:
+        """One sentence, exit status 2, and nothing is left behind."""
+        before = sorted(self.folder.rglob("*"))
+        done = self.weft("compare", *arguments)
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertIn(says, done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("weft: "), done.stderr)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+
+
+class RunTest(CompareTest):
+    def test_rows_say_what_was_measured(self) -> None:
+        flags = (*TINY, "--ranks", "2", "--steps", "7", "--schemes", "dense,spardl,powersgd", "--link", "10mbit,50us")
+        rows = self.rows(*flags, "--out", "a")
+        self.assertEqual([row["scheme"] for row in rows], ["dense", "spardl", "powersgd"])
+        points = {(p["scheme"], p["link"]): p for p in self.points("a")}
+        self.assertEqual(len(points), 6)  # with those of T_inf
+        dense = rows[0]
+        for row in rows:
+            self.assertLessEqual(FIELDS, row.keys())
+            self.assertEqual((row["link"], row["compute"], row["transport"], row["ranks"]),
+                             ("10mbit,50us", "real", "threads", 2))
+            point, unshaped = points[row["scheme"], "10mbit,50us"], points[row["scheme"], "none"]
+            seconds = point["step_seconds"]
+            self.assertEqual(len(seconds), 7)
+            self.assertEqual(row["step_seconds_median"], median(seconds))
+            self.assertEqual((row["step_seconds_low"], row["step_seconds_high"]), interval(seconds))
+            self.assertAlmostEqual(row["exposed_share"], 1 - median(unshaped["step_seconds"]) / median(seconds))
+            self.assertAlmostEqual(row["speedup_over_dense"], dense["step_seconds_median"] / row["step_seconds_median"])
+            self.assertAlmostEqual(row["tokens_per_second"], 48 / row["step_seconds_median"])  # 4 sequences of 12
+            self.assertEqual(point["losses"], unshaped["losses"])  # a link changes no bits
+            self.assertEqual(row["final_loss"], point["losses"][-1])
+            self.assertEqual(row["loss_gap"], row["final_loss"] - dense["final_loss"])
+            self.assertLessEqual(row["wire_bytes_per_step"], row["formula_bytes_per_step"])
+        parameters = dense["parameters"]
+        self.assertEqual(dense["wire_bytes_per_step"], 4 * parameters)  # 2 (P-1)/P of 4 bytes each, P = 2
+        self.assertEqual(dense["formula_bytes_per_step"], 4 * parameters)
+        self.assertLess(rows[1]["wire_bytes_per_step"], 0.2 * dense["wire_bytes_per_step"])
+        # 136 KiB through 10 Mbit/s take 111 ms, whatever else happens.
+        self.assertGreater(dense["step_seconds_median"], 8 * 4 * parameters / 10e6 * 0.9)
+        self.assertLess(dense["exposed_share"], 1)
+
+    def test_taking_turns_changes_no_bits(self) -> None:
+        rows = self.rows(*TINY, "--ranks", "2", "--steps", "7", "--schemes", "dense,spardl,oktopk", "--out", "a")
+        for row in rows:
+            flags = (*TINY, "--ranks", "2", "--steps", str(row["steps"]), "--checkpoint-every", "0", "--scheme", row["scheme"])
+            done = self.weft("train", *flags, "--out", "t-" + row["scheme"])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            metrics = (self.folder / ("t-" + row["scheme"]) / "metrics.jsonl").read_text().splitlines()
+            losses = [json.loads(line)["loss"] for line in metrics]
+            self.assertEqual(losses[-1], row["final_loss"])
+            point = next(p for p in self.points("a") if p["scheme"] == row["scheme"])
+            self.assertEqual(losses, point["losses"])
+        self.assertNotEqual(rows[0]["final_loss"], rows[1]["final_loss"])  # the comparison could fail
+        self.weft("train", *TINY, "--ranks", "2", "--steps", str(rows[0]["steps"]), "--checkpoint-every", "0", "--scheme", "dense",
+                  "--seed", "2", "--out", "other")
+        other = json.loads((self.folder / "other/summary.json").read_text())["final_loss"]
+        self.assertNotEqual(other, rows[0]["final_loss"])
+
+    def test_a_second_call_measures_only_what_is_missing(self) -> None:
+        flags: tuple[str, ...] = (*TINY, "--ranks", "2", "--steps", "3", "--out", "a")
+        self.compare(*flags, "--schemes", "dense,spardl", "--link", "50mbit,50us")
+        first = self.points("a")
+        self.assertEqual(self.rows(*flags, "--schemes", "dense,spardl", "--link", "50mbit,50us")[0]["step_seconds_median"],
+                         median(next(p for p in first if p["link"] != "none")["step_seconds"]))
+        self.assertEqual(self.points("a"), first)
+        with (self.folder / "a/points.jsonl").open("a") as file:
+            file.write('{"scheme": "topka", "link": "no')  # stopped while it wrote
+        rows = self.rows(*flags, "--schemes", "dense,topka,spardl", "--sweep", "link=50mbit,25mbit")
+        self.assertEqual([(r["scheme"], r["link"]) for r in rows],
+                         [(s, link) for link in ("50mbit,50us", "25mbit,50us") for s in ("dense", "topka", "spardl")])
+        points = self.points("a")
+        self.assertEqual(points[:4], first)
+        self.assertEqual(len(points), 9)
+        self.assertEqual([r["took_turns_with_dense"] for r in rows], [True, False, True, True, True, True])
+        self.assertTrue((self.folder / "a/speedup.svg").exists())
+        self.refused(*flags, "--lr", "0.5", says="other settings (lr = ")
+        flags = tuple("3" if flag == "2" else flag for flag in flags)
+        self.refused(*flags, says="other settings (ranks = 2 there, ranks = 3 here)")
+
+    def test_the_page_needs_nothing_else(self) -> None:
+        done = self.compare(*TINY, "--ranks", "2", "--steps", "3", "--schemes", "dense,spardl", "--link", "50mbit", "--out", "a")
+        page = (self.folder / "a/compare.html").read_text()
+        document = xml.dom.minidom.parseString(page)
+        self.assertEqual(len(document.getElementsByTagName("svg")), 3)
+        self.assertEqual(len(document.getElementsByTagName("table")), 1)
+        self.assertFalse(document.getElementsByTagName("script") + document.getElementsByTagName("img"))
+        self.assertNotIn("http", page.replace("http://www.w3.org/", ""))
+        for name in ("step_time", "loss_by_step", "loss_by_time"):
+            xml.dom.minidom.parse(str(self.folder / f"a/{name}.svg"))
+        for text in ("speed-up", "exposed", "page: a/compare.html", "equal steps", "formula"):
+            self.assertIn(text, done.stdout)
+        with self.assertRaises(xml.parsers.expat.ExpatError):  # the parser would see a page that is not whole
+            xml.dom.minidom.parseString(page[:-20])
+
+    def test_more_ranks_than_cores_are_marked(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        done = self.compare(*TINY, "--ranks", str(os.cpu_count() or cores), "--threads", "2", "--steps", "1", "--schemes", "dense",
+                            "--out", "a")
+        self.assertIn("oversubscribed", done.stdout)
+        self.assertIn("oversubscribed", (self.folder / "a/step_time.svg").read_text())
+
+
+class EmulatedTest(CompareTest):
+    def outline(self) -> None:
+        """4 ms of forward, 8 ms of backward, 1 ms of update; 100,000 parameters."""
+        blocks = [{"name": f"b{i}", "forward_seconds": 0.002, "backward_seconds": 0.004, "update_seconds": 0.0005} for i in (0, 1)]
+        tensors = [{"name": f"w{i}", "length": 50000, "rows": 250, "columns": 200, "block": i, "ready": 1} for i in (0, 1)]
+        done = self.weft("outline", "--preset", "tiny", "--flops", "1e12", "--out", "tiny.json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        outline = json.loads((self.folder / "tiny.json").read_text())
+        outline |= {"parameters": 100000, "blocks": blocks, "tensors": tensors, "tables": [], "other_seconds": 0}
+        (self.folder / "outline.json").write_text(json.dumps(outline))
+
+    def test_timers_and_virtual_time(self) -> None:
+        self.outline()
+        flags = ("--compute", "emulated", "--outline", "outline.json", "--ranks", "3", "--steps", "4", "--schemes", "dense,spardl",
+                 "--link", "20mbit,50us", "--teams", "1")
+        emulated = self.rows(*flags, "--out", "a")
+        simulated = self.rows(*flags, "--transport", "sim", "--out", "b")
+        for real_time, virtual in zip(emulated, simulated):
+            self.assertEqual((real_time["compute"], virtual["compute"]), ("emulated", "emulated"))
+            self.assertEqual((real_time["transport"], virtual["transport"]), ("threads", "sim"))
+            self.assertIsNone(real_time["final_loss"])
+            self.assertIsNone(virtual["loss_gap"])
+            self.assertEqual(real_time["wire_bytes_per_step"], virtual["wire_bytes_per_step"])
+            self.assertGreaterEqual(real_time["step_seconds_median"], 0.0125)
+        # 2/3 of twice 400 kB at 2.5 MB/s: 213 ms; a busy machine makes wall time longer, never shorter.
+        self.assertGreater(emulated[0]["step_seconds_median"], 0.2)
+        self.assertGreater(simulated[0]["step_seconds_median"], 0.2)
+        self.assertLess(simulated[0]["step_seconds_median"], 0.26)
+        self.assertIn("emulated", (self.folder / "a/compare.html").read_text())
+        self.assertIn("simulated", (self.folder / "b/step_time.svg").read_text())
+        self.assertFalse((self.folder / "a/loss_by_step.svg").exists())
+
+    def test_train(self) -> None:
+        self.outline()
+        for transport in ("threads", "sim"):
+            done = self.weft("train", "--compute", "emulated", "--outline", "outline.json", "--transport", transport, "--ranks", "2",
+                             "--scheme", "dense", "--steps", "4", "--link", "20mbit,50us", "--out", transport)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("emulated", done.stdout)
+            summary = json.loads((self.folder / transport / "summary.json").read_text())
+            self.assertEqual((summary["compute"], summary["transport"], summary["final_loss"]), ("emulated", transport, None))
+            self.assertEqual(summary["wire_bytes_per_step"], 400000)
+            self.assertEqual(len((self.folder / transport / "metrics.jsonl").read_text().splitlines()), 4)
+
+    def test_bad_outlines(self) -> None:
+        emulated = ("--compute", "emulated", "--outline")
+        self.refused(*emulated, "none.json", says="none.json")
+        (self.folder / "bad.json").write_text("{")
+        self.refused(*emulated, "bad.json", says="bad.json")
+        self.outline()
+        self.refused("--outline", "outline.json", says="--compute emulated")
+        self.refused("--transport", "sim", says="--compute emulated")
+        self.refused(*emulated, "outline.json", "--warmup-steps", "5", says="--warmup-steps")
+
+
+class BadInputTest(CompareTest):
+    def test_flags(self) -> None:
+        for arguments, says in (
+                (("--schemes", "dense,spardel"), "did you mean 'spardl'"),
+                (("--schemes", "spardl,topka"), "has no dense"),
+                (("--schemes", "dense,dense"), "dense twice"),
+                (("--schemes", "dense,"), "unknown scheme ''"),
+                (("--model", "gtp"), "did you mean 'gpt'"),
+                (("--compute", "emulate"), "did you mean 'emulated'"),
+                (("--ranks", "0"), "ranks must be 1 to 256"), (("--ranks", "257"), "ranks must be 1 to 256"),
+                (("--steps", "0"), "steps"), (("--density", "0"), "density"), (("--powersgd-rank", "0"), "powersgd-rank"),
+                (("--sweep", "ranks=1,2"), "link=RATE"), (("--sweep", "link="), "link=RATE"),
+                (("--sweep", "link=1gbit,fast"), "fast"), (("--sweep", "link=1gbit,1gbit"), "twice"),
+                (("--link", "fast"), "fast"), (("--text", "/no/such/file"), "/no/such/file"),
+                (("--no-such-flag",), "no-such-flag")):
+            with self.subTest(arguments):
+                self.refused(*arguments, says=says)
+
+    def test_under_a_launcher(self) -> None:
+        done = self.weft("launch", "-n", "2", "--", WEFT, "compare", *TINY)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("as threads of one process", done.stderr)
+
+    def test_a_run_that_fails_ends_all_schemes(self) -> None:
+        done = self.weft("compare", *TINY, "--ranks", "2", "--schemes", "dense,spardl", "--optimizer", "sgd", "--lr", "1e30",
+                         "--out", "a")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertRegex(done.stderr, r"step \d+: the loss is")
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])

@@ -1,0 +1,197 @@
+"""The Python package as a user meets it."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import weft
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_dense_training_equals_one_process(launch, size):
+    launch("equality.py", size)
+
+
+@pytest.mark.parametrize("kind, size", [("numpy", 1), ("numpy", 3), ("torch", 2)])
+def test_collectives(launch, kind, size):
+    launch("collectives.py", size, kind)
+
+
+def test_collectives_over_mpi(launch):
+    launch("collectives.py", 2, "numpy", launcher="mpirun")
+
+
+def test_sparse_learns_conserves_skips_and_resumes_on_other_ranks(launch, tmp_path):
+    launch("sparse.py", 3, tmp_path, "save")
+    launch("sparse.py", 2, tmp_path, "load")
+
+
+def test_hook_of_stock_ddp(launch):
+    launch("ddp.py", 2, launcher="torchrun")
+
+
+def test_fork_is_noticed(launch):
+    launch("forks.py", 1)
+
+
+def read_until(process, text, lines):
+    output = ""
+    while output.count(text) < lines:
+        line = process.stdout.readline()
+        assert line, output
+        output += line
+    return output
+
+
+def test_interrupt_ends_a_wait_within_a_second(start):
+    process = start("late.py", 2, "sleep")
+    output = read_until(process, "is in", 2)
+    time.sleep(1)
+    assert process.poll() is None, "control: without a signal it waits"
+    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    started = time.monotonic()
+    for rank in ranks:
+        subprocess.run(["kill", "-INT", rank], check=False)
+    output += process.communicate()[0]
+    assert time.monotonic() - started < 1, output
+    assert "KeyboardInterrupt" in output and process.returncode != 0
+    assert "terminate called" not in output and "Aborted" not in output
+
+
+def test_interrupt_ends_joining(start):
+    process = start("late.py", 1, "alone")
+    read_until(process, "is in", 1)
+    process.kill()
+    process.communicate()
+    # A rank whose peer never comes.
+    code = "import os, weft; os.environ.update(RANK='0', WORLD_SIZE='2'); print('joining', flush=True); weft.init()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    read_until(process, "joining", 1)
+    time.sleep(0.5)
+    assert process.poll() is None
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=20)[0]
+    assert time.monotonic() - started < 1, output
+    assert "KeyboardInterrupt" in output and process.returncode in (-signal.SIGINT, 130, 1)
+
+
+def test_a_killed_rank_is_named(launch):
+    output = launch("late.py", 3, "kill", status=None)
+    said = re.findall(r"after ([\d.]+) s: (\w+) (.*)", output)
+    assert len(said) == 1 and said[0][1] == "TransportError", output
+    assert re.search(r"rank [12]\b", said[0][2]), output
+    assert float(said[0][0]) < 3, output
+
+
+def test_the_error_that_ended_a_rank_is_quoted(launch):
+    output = launch("late.py", 2, "raise", status=None)
+    said = [line for line in output.splitlines() if "after" in line]
+    assert len(said) == 1 and "rank 1: the program ended with ArithmeticError: out of numbers" in said[0], output
+
+
+def test_bad_options_are_one_sentence():
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    for options, word in [
+        ({"scheme": "spardle"}, "spardl"),
+        ({"density": 0.0}, "density"),
+        ({"densety": 0.1}, "densety"),
+        ({"codec": "zip"}, "zip"),
+        ({"bucket_mib": 0}, "bucket_mib"),
+        ({"not_finite": "hope"}, "hope"),
+        ({"teams": "many"}, "teams"),
+    ]:
+        with pytest.raises(weft.UsageError) as caught:
+            weft.DataParallel(model, **options)
+        assert word in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
+    with pytest.raises(weft.UsageError, match="float64"):
+        weft.DataParallel(torch.nn.Linear(4, 4, dtype=torch.float64), scheme="spardl")
+    with pytest.raises(weft.UsageError, match="no parameter"):
+        weft.DataParallel(torch.nn.ReLU())
+
+
+def test_sparse_and_half_gradients_and_broken_backward():
+    import torch
+
+    embedding = torch.nn.Embedding(50, 8, sparse=True)
+    model = weft.DataParallel(embedding, scheme="dense")
+    model(torch.tensor([1, 1, 4])).sum().backward()
+    assert not embedding.weight.grad.is_sparse and embedding.weight.grad.sum() == 24 and embedding.weight.grad[1, 0] == 2
+
+    half = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+    weft.DataParallel(half, scheme="dense")(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+    assert half.weight.grad.dtype == torch.bfloat16 and half.weight.grad.eq(1).all()
+
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            raise ArithmeticError("broken")
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    wrapped = weft.DataParallel(net, scheme="dense")
+    with pytest.raises(ArithmeticError):
+        net[1](Breaks.apply(net[0](torch.ones(1, 4)))).sum().backward()
+    with pytest.raises(weft.UsageError, match="did not end"):
+        wrapped(torch.ones(1, 4))
+
+
+def test_module_is_let_go():
+    import gc
+    import weakref
+
+    import torch
+
+    module = torch.nn.Linear(4, 4)
+    wrapped = weft.DataParallel(module, scheme="dense")
+    wrapped(torch.ones(1, 4)).sum().backward()
+    gone = weakref.ref(wrapped)
+    del wrapped
+    gc.collect()
+    assert gone() is None
+    module(torch.ones(1, 4)).sum().backward()  # its hooks do nothing any more
+
+
+def test_compiled_outside():
+    import torch
+
+    net = torch.nn.Linear(4, 4)
+    compiled = torch.compile(weft.DataParallel(net, scheme="dense"), backend="eager")
+    compiled(torch.ones(2, 4)).sum().backward()
+    assert net.weight.grad.eq(2).all()
+
+
+def test_info_and_bench():
+    assert {"threads", "sim"} <= set(weft.info()["build"]["transports"])
+    assert weft.info()["build"]["version"] == weft.__version__
+    rows = weft.bench("allreduce", ranks=2, transport="sim", link="1gbit,50us", bytes="64KiB", algorithm=["ring"])
+    assert len(rows) == 1 and rows[0]["algorithm"] == "ring", rows
+    with pytest.raises(weft.Error):
+        weft.bench("allreduse")
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="no GPU here")
+def test_cuda_tensors_are_staged():
+    import torch
+
+    x = torch.arange(5.0, device="cuda")
+    weft.init()
+    weft.all_reduce(x)
+    assert x.tolist() == [0, 1, 2, 3, 4]
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)).cuda()
+    same = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)).cuda()
+    same.load_state_dict(net.state_dict())
+    data = torch.randn(8, 64, device="cuda")
+    weft.DataParallel(net, scheme="dense")(data).square().sum().backward()
+    same(data).square().sum().backward()
+    for mine, reference in zip(net.parameters(), same.parameters()):
+        assert mine.grad.is_cuda and torch.equal(mine.grad, reference.grad)

@@ -1,0 +1,168 @@
+// Training steps of an outline in wall time, ranks as threads. Bytes are compared with those of the simulated
+// driver, which runs the same strategies; times with the timers that they are made of.
+#include "workload/emulate.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "weft/error.h"
+#include "weft/weft.h"
+
+namespace weft {
+namespace {
+
+// Seconds a step are 0.02 without communication; 30,000 parameters.
+Outline outline() {
+  Outline out;
+  out.model = "three blocks";
+  out.tokens_per_rank = 8;
+  out.other_seconds = 0.001;
+  out.blocks = {
+      {"embedding", 0.001, 0.003, 0.001}, {"layer", 0.003, 0.005, 0.001}, {"head", 0.001, 0.003, 0.001}};
+  out.tensors = {{"table", 12'000, 120, 100, 0, 1.0},
+                 {"layer.weight", 10'000, 100, 100, 1, 0.5},
+                 {"layer.bias", 100, 0, 0, 1, 0.75},
+                 {"head.weight", 7'900, 79, 100, 2, 1.0}};
+  out.parameters = 30'000;
+  return out;
+}
+
+EmulationOptions options_of(const std::string& algorithm) {
+  EmulationOptions out;
+  out.parallel.algorithm = algorithm;
+  out.parallel.density = 0.05;
+  out.parallel.buckets = {.bucket_bytes = 48'000, .dense_below = 200};
+  out.steps = 4;
+  out.warmup = 1;
+  out.planned_link = LinkCost{.hop_seconds = 50e-6, .seconds_per_byte = 8e-9, .fold_seconds_per_byte = 0};
+  return out;
+}
+
+std::vector<EmulatedSteps> emulate(int ranks, const EmulationOptions& options,
+                                   const std::optional<EmulatedLink>& link = std::nullopt) {
+  std::vector<EmulatedSteps> out(static_cast<std::size_t>(ranks));
+  RunOptions run;
+  run.link = link;
+  run_ranks(ranks, run, [&](World& world) {
+    out[static_cast<std::size_t>(world.rank())] = emulate_rank(world, outline(), options);
+  });
+  return out;
+}
+
+double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+TEST(Emulate, SendsWhatTheSimulatedRanksSend) {
+  for (const char* algorithm : {"dense", "dense-bf16", "spardl", "topka", "oktopk", "powersgd"}) {
+    const EmulationOptions options = options_of(algorithm);
+    const std::vector<EmulatedSteps> wall = emulate(3, options);
+    const std::vector<EmulatedSteps> simulated =
+        simulate_ranks(outline(), options, {.ranks = 3, .link = {.bytes_per_second = 1e9}, .costs = {}});
+    ASSERT_EQ(simulated.size(), 3u);
+    for (std::size_t r = 0; r < 3; ++r) {
+      EXPECT_EQ(wall[r].wire_bytes.size(), 4u) << algorithm;
+      EXPECT_EQ(wall[r].wire_bytes, simulated[r].wire_bytes) << algorithm << ", rank " << r;
+      EXPECT_EQ(wall[r].formula_bytes, simulated[r].formula_bytes) << algorithm;
+    }
+  }
+  // Of other gradients the packed bytes differ: the comparison above can fail.
+  EmulationOptions other = options_of("spardl");
+  const std::vector<double> bytes = emulate(3, other)[0].wire_bytes;
+  other.seed = 2;
+  EXPECT_NE(emulate(3, other)[0].wire_bytes, bytes);
+}
+
+// A sleeping rank uses no core: five of them take as long as one.
+TEST(Emulate, TimersOfManyRanksRunSideBySide) {
+  const double computed = 4 * compute_seconds(outline());
+  for (const int ranks : {1, 5}) {
+    for (const EmulatedSteps& rank : emulate(ranks, options_of("spardl"))) {
+      EXPECT_GE(sum(rank.step_seconds), computed - 1e-3);
+      EXPECT_LT(sum(rank.step_seconds), computed * 4);  // one after the other: five times, and the exchange
+    }
+  }
+}
+
+TEST(Emulate, ASlowLinkIsWaitedFor) {
+  // 120,000 bytes of which 90,000 leave each port, as the last bucket's 36,000 do after backward.
+  const EmulatedLink link{.bytes_per_second = 1e6, .latency_seconds = 50e-6};
+  const std::vector<EmulatedSteps> slow = emulate(4, options_of("dense"), link);
+  const std::vector<EmulatedSteps> fast = emulate(4, options_of("dense"));
+  const double bytes = sum(slow[0].wire_bytes);
+  EXPECT_NEAR(bytes, 4 * 2 * 0.75 * 120'000, 4 * 200);  // a short bucket may go by more bytes in fewer hops
+  for (std::size_t r = 0; r < 4; ++r) {
+    EXPECT_GE(sum(slow[r].step_seconds), bytes / 1e6 - 0.05);
+    EXPECT_GT(sum(slow[r].waited_seconds), 0.3 * sum(slow[r].step_seconds));
+    EXPECT_GT(sum(slow[r].step_seconds), sum(fast[r].step_seconds));
+  }
+}
+
+TEST(Emulate, CostsOfARunAreWhatTheSimulatorTakes) {
+  const EmulationOptions options = options_of("spardl");
+  const std::vector<EmulatedSteps> wall = emulate(2, options);
+  const SimulatedCosts costs = costs_of(wall, 2);
+  EXPECT_EQ(costs.workers, 2);
+  ASSERT_FALSE(costs.bucket_seconds.empty());
+  double select = 0;
+  for (std::size_t b = 0; b < costs.bucket_seconds.size(); ++b) {
+    EXPECT_NEAR(costs.bucket_seconds[b], (wall[0].bucket_seconds[b] + wall[1].bucket_seconds[b]) / 2, 1e-12);
+    select += costs.bucket_seconds[b];
+  }
+  EXPECT_GT(select, 0);
+  SimulationOptions simulation{.ranks = 2, .link = {}, .costs = costs};
+  EXPECT_EQ(simulate_ranks(outline(), options, simulation)[0].wire_bytes, wall[0].wire_bytes);
+}
+
+TEST(Emulate, TheTimeOfAPauseBelongsToNoStep) {
+  EmulationOptions options = options_of("dense");
+  std::atomic<int> calls{0};
+  options.settles_after = [](std::int64_t) { return true; };
+  options.before_step = [&](std::int64_t step) {
+    ++calls;
+    if (step > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  };
+  for (const EmulatedSteps& rank : emulate(2, options)) EXPECT_LT(sum(rank.step_seconds), 4 * 0.3);
+  EXPECT_EQ(calls, 2 * 5);
+  options.settles_after = {};
+  for (const EmulatedSteps& rank : emulate(2, options)) EXPECT_LT(sum(rank.step_seconds), 4 * 0.3);
+}
+
+TEST(Emulate, AFailureOnOneRankEndsAll) {
+  EmulationOptions options = options_of("spardl");
+  std::atomic<int> ended{0};
+  std::atomic<int> next{0};
+  options.before_step = [&](std::int64_t step) {
+    if (step == 2 && next++ == 0) throw Error("one rank has had enough");
+  };
+  try {
+    run_ranks(3, [&](World& world) {
+      try {
+        emulate_rank(world, outline(), options);
+      } catch (...) {
+        ++ended;
+        throw;
+      }
+    });
+    FAIL() << "nobody noticed";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("one rank has had enough"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(ended, 3);
+}
+
+TEST(Emulate, RefusesWhatCannotBeMeant) {
+  run_ranks(1, [](World& world) {
+    EmulationOptions options = options_of("dense");
+    options.warmup = -1;
+    EXPECT_THROW(emulate_rank(world, outline(), options), UsageError);
+    Outline spoilt = outline();
+    spoilt.blocks[0].forward_seconds = -1;
+    EXPECT_THROW(emulate_rank(world, spoilt, options_of("dense")), UsageError);
+  });
+}
+
+}  // namespace
+}  // namespace weft

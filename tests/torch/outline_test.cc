@@ -1,0 +1,170 @@
+// Outlines of models: tensors and FLOPs against formulas written out here, seconds against a plain clock
+// around a whole step.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <set>
+
+#include "weft/error.h"
+#include "weft_torch/data/batches.h"
+#include "weft_torch/models/model.h"
+#include "weft_torch/outline/measure.h"
+
+namespace weft {
+namespace {
+
+OutlineOptions options_of(const std::string& model) {
+  OutlineOptions out;
+  out.train.model = model;
+  out.train.sizes = model_options(model, "tiny");
+  out.train.sizes.width = 64;
+  out.train.data = {.kind = "synthetic", .synthetic_tokens = 20'000};
+  out.sequences = 8;
+  out.steps = 5;
+  out.warmup = 2;
+  return out;
+}
+
+// Median seconds of forward and backward as one, timed from outside.
+double seconds_of_whole(const OutlineOptions& options) {
+  at::set_num_threads(1);
+  const std::unique_ptr<Model> model = make_model(options.train.model, options.train.sizes);
+  for (const Parameter& p : model->parameters())
+    torch::Tensor(p.tensor).mutable_grad() = torch::zeros_like(p.tensor);
+  torch::Tensor tokens = torch::randint(options.train.sizes.vocabulary,
+                                        {options.sequences, options.train.sizes.context}, torch::kInt64);
+  const Batch batch{.tokens = tokens, .targets = tokens};
+  std::vector<double> seconds;
+  for (int i = 0; i < 7; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    model->loss(batch, {.seed = 1, .step = i}).backward();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[3];
+}
+
+double computed(const Outline& outline) {
+  double sum = 0;
+  for (const OutlineBlock& b : outline.blocks) sum += b.forward_seconds + b.backward_seconds;
+  return sum;
+}
+
+TEST(MeasuredOutline, HasTheModelsBlocksAndTensors) {
+  for (const std::string name : {"gpt", "lm"}) {
+    const OutlineOptions options = options_of(name);
+    const Outline outline = measure_outline(options);
+    EXPECT_EQ(outline.model, name);
+    EXPECT_EQ(outline.source, "measured");
+    EXPECT_EQ(outline.tokens_per_rank, 8 * 32);
+    const std::unique_ptr<Model> model = make_model(name, options.train.sizes);
+    ASSERT_EQ(outline.blocks.size(), model->blocks().size());
+    EXPECT_EQ(outline.parameters, model->num_elements());
+    std::size_t at = 0;
+    for (std::size_t b = 0; b < model->blocks().size(); ++b) {
+      EXPECT_EQ(outline.blocks[b].name, model->blocks()[b].name);
+      EXPECT_GT(outline.blocks[b].forward_seconds, 0);
+      EXPECT_GT(outline.blocks[b].backward_seconds, 0);
+      EXPECT_GT(outline.blocks[b].update_seconds, 0);
+      for (const Parameter& p : model->blocks()[b].parameters) {
+        ASSERT_LT(at, outline.tensors.size());
+        const OutlineTensor& tensor = outline.tensors[at++];
+        EXPECT_EQ(tensor.name, p.name);
+        EXPECT_EQ(tensor.length, p.tensor.numel());
+        EXPECT_EQ(tensor.rows, p.tensor.dim() == 2 ? p.tensor.size(0) : 0);
+        EXPECT_EQ(tensor.block, static_cast<int>(b));
+      }
+    }
+    EXPECT_EQ(at, outline.tensors.size());
+  }
+}
+
+// Clocks between blocks and inside backward account for the whole step. A factor of two, because tests share
+// their cores with others; blocks that were left out, or counted twice, go beyond it (see below).
+TEST(MeasuredOutline, SecondsAddUpToAStep) {
+  OutlineOptions options = options_of("gpt");
+  options.train.sizes.layers = 4;
+  const Outline outline = measure_outline(options);
+  const double whole = seconds_of_whole(options);
+  EXPECT_LT(computed(outline), 2 * whole);
+  EXPECT_GT(computed(outline), whole / 2);
+  double layers = 0;
+  for (const OutlineBlock& b : outline.blocks) layers += b.name.starts_with("layer") ? b.backward_seconds : 0;
+  EXPECT_GT(layers, computed(outline) / 4);  // four layers are most of this model, backward most of a layer
+}
+
+// Weights come ready inside their block's backward, last used first; the shared table when its first block's
+// is over.
+TEST(MeasuredOutline, TellsWhenGradientsAreReady) {
+  const Outline outline = measure_outline(options_of("gpt"));
+  const auto ready = [&](const std::string& name) {
+    const auto found = std::find_if(outline.tensors.begin(), outline.tensors.end(),
+                                    [&](const OutlineTensor& t) { return t.name == name; });
+    EXPECT_NE(found, outline.tensors.end()) << name;
+    return found->ready;
+  };
+  EXPECT_LT(ready("layer.0.mlp.down.weight"), ready("layer.0.mlp.up.weight"));
+  EXPECT_LT(ready("layer.0.mlp.up.weight"), ready("layer.0.attention.qkv.weight"));
+  EXPECT_GT(ready("layer.0.mlp.down.weight"), 0);
+  EXPECT_GT(ready("embedding.token.weight"), 0.3);
+}
+
+TEST(MeasuredOutline, CountsTheRowsThatABatchTouches) {
+  const OutlineOptions options = options_of("lm");
+  const Outline outline = measure_outline(options);
+  const OpenedData data = open_data({.kind = "synthetic", .words = 256, .synthetic_tokens = 20'000});
+  const Batches batches(data.source, {.sequences = 8, .length = 32, .seed = options.train.seed});
+  const TokenBatch last = batches.at(options.warmup + options.steps - 1);
+  const std::set<std::int64_t> distinct(last.tokens.begin(), last.tokens.end());
+  ASSERT_EQ(outline.tables.size(), 1u);
+  EXPECT_EQ(outline.tables[0].name, "embedding.weight");
+  EXPECT_EQ(outline.tables[0].rows, 256);
+  EXPECT_EQ(outline.tables[0].width, 64);
+  EXPECT_EQ(outline.tables[0].rows_per_step, static_cast<double>(distinct.size()));
+  EXPECT_LT(distinct.size(), 256u);  // else the count could not be wrong
+}
+
+TEST(MeasuredOutline, RanksComputeSideBySide) {
+  OutlineOptions options = options_of("gpt");
+  options.side_by_side = 2;
+  const Outline outline = measure_outline(options);
+  EXPECT_EQ(outline.side_by_side, 2);
+  EXPECT_EQ(outline.tokens_per_rank, 8 * 32);  // of each
+}
+
+TEST(OutlineFromFlops, IsTheFormula) {
+  const OutlineOptions options = options_of("gpt");
+  const Outline outline = outline_from_flops(options, 1e9);
+  EXPECT_EQ(outline.source, "flops");
+  EXPECT_EQ(outline.flops_per_second, 1e9);
+  // Products with 12 d^2 weights and the attention of a layer, and the head's with d V; 2 FLOPs each.
+  const double d = 64, layer = 24 * d * d + 2 * 32 * d, head = 2 * d * 256, tokens = 8 * 32;
+  EXPECT_EQ(outline.blocks[0].forward_seconds, 0);
+  EXPECT_DOUBLE_EQ(outline.blocks[1].forward_seconds, layer * tokens / 1e9);
+  EXPECT_DOUBLE_EQ(outline.blocks[1].backward_seconds, 2 * layer * tokens / 1e9);
+  EXPECT_DOUBLE_EQ(outline.blocks.back().forward_seconds, head * tokens / 1e9);
+  EXPECT_DOUBLE_EQ(compute_seconds(outline), 3 * (2 * layer + head) * tokens / 1e9);
+  EXPECT_DOUBLE_EQ(compute_seconds(outline_from_flops(options, 2e9)), compute_seconds(outline) / 2);
+  for (const OutlineTensor& tensor : outline.tensors) EXPECT_EQ(tensor.ready, 1);
+}
+
+TEST(MeasuredOutline, RefusesWhatCannotBeMeant) {
+  const auto refused = [](auto&& spoil) {
+    OutlineOptions options = options_of("gpt");
+    spoil(options);
+    EXPECT_THROW(measure_outline(options), UsageError);
+  };
+  refused([](OutlineOptions& o) { o.train.model = "gtp"; });
+  refused([](OutlineOptions& o) { o.train.accumulate = 2; });
+  refused([](OutlineOptions& o) { o.sequences = 0; });
+  refused([](OutlineOptions& o) { o.steps = 0; });
+  refused([](OutlineOptions& o) { o.side_by_side = 0; });
+  EXPECT_THROW(outline_from_flops(options_of("gpt"), 0), UsageError);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,362 @@
+// What a replica must cope with beside the plain case: parameters that are not used, sparse gradients,
+// torch's own optimizers, the recipe's options, a GPU. Against one process with torch alone.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <array>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+
+#include "patterns/blocks.h"
+#include "weft/error.h"
+#include "weft/random.h"
+#include "weft/world.h"
+#include "weft_torch/train/replica.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t kWords = 40, kWidth = 6, kSequences = 6, kLength = 5;
+
+struct Case {
+  torch::ScalarType type = torch::kFloat64;
+  torch::DeviceType device = torch::kCPU;
+  bool sparse = false;     // gradient of the table
+  bool skips = false;      // the middle block, in some steps on some ranks
+  bool take_away = false;  // somebody sets gradients to none between steps
+  int steps = 7;
+  int micro_batches = 1;
+  ReplicaOptions options;
+};
+
+ModelOptions sizes() {
+  ModelOptions o;
+  o.vocabulary = kWords;
+  o.context = kLength;
+  return o;
+}
+
+// A table, a middle that may be left out, a head.
+class Patchwork final : public Model {
+ public:
+  explicit Patchwork(const Case& c) : Model("patchwork", sizes()), skips_(c.skips), sparse_(c.sparse) {
+    begin_block("table", 0);
+    table_ = add({.name = "table", .tensor = values({kWords, kWidth}, 1, c)});
+    begin_block("middle", 0);
+    middle_ = add({.name = "middle", .tensor = values({kWidth, kWidth}, 2, c)});
+    bias_ = add({.name = "bias", .tensor = values({kWidth}, 3, c)});
+    begin_block("head", 0);
+    head_ = add({.name = "head", .tensor = values({kWords, kWidth}, 4, c)});
+  }
+  torch::Tensor forward(int block, const torch::Tensor& input, const Batch& batch,
+                        const StepContext& context) const override {
+    if (block == 0) return torch::embedding(table_, batch.tokens, -1, false, sparse_);
+    if (block == 1) {
+      const bool used =
+          !skips_ || context.step % 3 == 2 || (context.step % 3 == 1 && batch.first_sequence == 0);
+      return used ? input + torch::tanh(torch::linear(input, middle_, bias_)) : input;
+    }
+    const torch::Tensor logits = torch::linear(input, head_).reshape({-1, kWords});
+    return torch::nll_loss(torch::log_softmax(logits, 1), batch.targets.reshape({-1}), {},
+                           at::Reduction::Sum);
+  }
+
+ private:
+  static torch::Tensor values(std::vector<std::int64_t> shape, int seed, const Case& c) {
+    const std::int64_t count =
+        std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+    const torch::Tensor grid = torch::arange(count, torch::kFloat64) * 0.7 + seed;
+    torch::Tensor out = (torch::sin(grid * grid) * 0.5).reshape(shape).to(c.device, c.type).contiguous();
+    return out.requires_grad_(true);
+  }
+  bool skips_, sparse_;
+  torch::Tensor table_, middle_, bias_, head_;
+};
+
+Batch batch_of(std::int64_t step, const Case& c) {
+  Batch batch{.tokens = torch::empty({kSequences, kLength}, torch::kInt64),
+              .targets = torch::empty({kSequences, kLength}, torch::kInt64)};
+  Random random(3, 1, static_cast<std::uint32_t>(step));
+  for (std::int64_t i = 0; i < batch.tokens.numel(); ++i) {
+    batch.tokens.data_ptr<std::int64_t>()[i] = random.below(kWords);
+    batch.targets.data_ptr<std::int64_t>()[i] = random.below(kWords);
+  }
+  batch.tokens = batch.tokens.to(c.device);
+  batch.targets = batch.targets.to(c.device);
+  return batch;
+}
+
+Batch share(const Batch& whole, int part, int parts) {
+  const Blocks cuts(parts, kSequences);
+  return {.tokens = whole.tokens.slice(0, cuts.begin(part), cuts.begin(part + 1)),
+          .targets = whole.targets.slice(0, cuts.begin(part), cuts.begin(part + 1)),
+          .first_sequence = cuts.begin(part)};
+}
+
+using Tensors = std::vector<torch::Tensor>;
+
+Tensors copies(const Model& model) {
+  Tensors out;
+  for (const Parameter& p : model.parameters())
+    out.push_back(p.tensor.detach().to(torch::kCPU, torch::kFloat64).clone());
+  return out;
+}
+
+double distance(const Tensors& a, const Tensors& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, ((a[i] - b[i]).norm() / b[i].norm()).item<double>());
+  return largest;
+}
+
+// One process, the same parts one after the other, torch's optimizer over all parameters.
+Tensors alone(const Case& c, int parts) {
+  Patchwork model(c);
+  Tensors tensors;
+  for (const Parameter& p : model.parameters()) tensors.push_back(p.tensor);
+  const OptimizerOptions& o = c.options.optimizer;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (o.name == "sgd") {
+    optimizer = std::make_unique<torch::optim::SGD>(tensors, torch::optim::SGDOptions(o.lr)
+                                                                 .momentum(o.momentum)
+                                                                 .weight_decay(o.weight_decay)
+                                                                 .nesterov(o.nesterov));
+  } else {
+    optimizer = std::make_unique<torch::optim::AdamW>(
+        tensors, torch::optim::AdamWOptions(o.lr).weight_decay(o.weight_decay));
+  }
+  for (int step = 0; step < c.steps; ++step) {
+    optimizer->zero_grad();
+    const Batch whole = batch_of(step, c);
+    for (int part = 0; part < std::min<int>(parts, kSequences); ++part)  // the others are empty
+      (model.loss(share(whole, part, parts), {.step = step}) / (kSequences * kLength)).backward();
+    optimizer->step();
+  }
+  return copies(model);
+}
+
+struct Together {
+  Tensors parameters;
+  std::vector<Tensors> behind;  // each step
+  OptimizerSnapshot optimizer;
+  double gradient_norm = 0;  // of the last step
+};
+
+Together together(const Case& c, int ranks, const Together* from = nullptr) {
+  Together out;
+  std::mutex mutex;
+  run_ranks(ranks, [&](World& world) {
+    at::set_num_threads(1);
+    Patchwork model(c);
+    Replica replica(world.engine(), world.comm(), model, c.options);
+    if (from != nullptr) {
+      const torch::NoGradGuard no_grad;
+      const std::vector<Parameter> mine = model.parameters();
+      for (std::size_t i = 0; i < mine.size(); ++i) mine[i].tensor.copy_(from->parameters[i]);
+      replica.load_optimizer(from->optimizer);
+    }
+    StepOutcome settled;
+    for (int step = 0; step < c.steps; ++step) {
+      const Batch mine = share(batch_of(step, c), world.rank(), ranks);
+      std::vector<Batch> parts = micro_batches_of(mine, c.micro_batches);
+      for (const Parameter& p : model.parameters())
+        if (c.take_away) p.tensor.mutable_grad() = torch::Tensor();
+      replica.step(parts, {.step = step});
+      settled = replica.settle();
+      if (world.rank() == 0) out.behind.push_back(copies(model));
+    }
+    const std::lock_guard lock(mutex);
+    const Tensors mine = copies(model);
+    if (out.parameters.empty()) out.parameters = mine;
+    EXPECT_EQ(distance(mine, out.parameters), 0);
+    out.optimizer = replica.save_optimizer();
+    if (world.rank() == 0) out.gradient_norm = settled.gradient_norm;
+  });
+  return out;
+}
+
+OptimizerOptions optimizer(const std::string& name, double momentum = 0, bool nesterov = false) {
+  OptimizerOptions o = default_options(name);
+  o.lr = name == "sgd" ? 0.5 : 0.01;
+  o.momentum = momentum;
+  o.nesterov = nesterov;
+  o.weight_decay = name == "adagrad" ? 0 : 0.1;
+  return o;
+}
+
+Case dense(const OptimizerOptions& optimizer) {
+  Case c;
+  c.options.parallel.algorithm = "dense";
+  c.options.optimizer = optimizer;
+  return c;
+}
+
+TEST(ReplicaCases, UnusedParametersRestAsTorchLeavesThem) {
+  for (const char* from : {"weft", "torch"}) {
+    for (const auto& [o, bound] :
+         {std::pair(optimizer("sgd", 0.9), 1e-12), std::pair(optimizer("adamw"), 1e-9)}) {
+      for (const int micro : {1, 2}) {
+        Case c = dense(o);
+        c.skips = true;
+        c.micro_batches = micro;
+        c.options.optimizer_from = from;
+        c.options.parallel.find_unused = true;
+        const Tensors expected = alone(c, 3 * micro);
+        const Together got = together(c, 3);
+        EXPECT_LT(distance(got.parameters, expected), bound) << from << " " << o.name << ", " << micro;
+        for (const OptimizerSnapshot::Parameter& p : got.optimizer.parameters)
+          EXPECT_EQ(p.step, p.name == "middle" || p.name == "bias" ? 4 : 7) << p.name;  // not 0, 3 and 6
+        c.options.parallel.find_unused = false;  // control: zeros decay and keep their momentum
+        EXPECT_GT(distance(together(c, 3).parameters, expected), 1e-4);
+      }
+    }
+  }
+}
+
+TEST(ReplicaCases, ARankWithoutDataUsesNothing) {
+  Case c = dense(optimizer("sgd", 0.9));
+  c.skips = true;
+  c.options.parallel.find_unused = true;
+  EXPECT_LT(distance(together(c, 7).parameters, alone(c, 7)), 1e-12);
+  c.options.parallel.find_unused = false;  // control
+  EXPECT_GT(distance(together(c, 7).parameters, alone(c, 7)), 1e-4);
+}
+
+TEST(ReplicaCases, SparseGradientsAreAddedAtTheDoor) {
+  const Case plain = dense(optimizer("sgd", 0.9));
+  const Tensors expected = alone(plain, 2);
+  for (const bool sparse : {false, true}) {
+    for (const bool take_away : {false, true}) {
+      Case c = plain;
+      c.sparse = sparse;
+      c.take_away = take_away;
+      EXPECT_LT(distance(together(c, 2).parameters, expected), 1e-12) << sparse << take_away;
+    }
+  }
+  // Control: torch does make them sparse, with the same row more than once.
+  Case c = plain;
+  c.sparse = true;
+  const Patchwork model(c);
+  model.loss(batch_of(0, c), {}).backward();
+  const torch::Tensor gradient = model.parameters()[0].tensor.grad();
+  ASSERT_TRUE(gradient.is_sparse());
+  EXPECT_GT(gradient._nnz(), gradient.coalesce()._nnz());
+}
+
+TEST(ReplicaCases, TorchsOptimizersStepByStep) {
+  const std::array all{optimizer("sgd"),  optimizer("sgd", 0.9), optimizer("sgd", 0.9, true),
+                       optimizer("adam"), optimizer("adamw"),    optimizer("adagrad")};
+  for (const OptimizerOptions& o : all) {
+    Case c = dense(o);
+    const Together ours = together(c, 2);
+    c.options.optimizer_from = "torch";
+    const Together theirs = together(c, 2);
+    ASSERT_EQ(theirs.behind.size(), 7u);
+    // A root and a division magnify the last bits.
+    for (std::size_t i = 0; i < 7; ++i)
+      EXPECT_LT(distance(theirs.behind[i], ours.behind[i]), o.name == "sgd" ? 1e-13 : 1e-9) << o.name << i;
+    EXPECT_GT(distance(theirs.behind[6], ours.behind[5]), 1e-4);  // control
+
+    // A run that began with one goes on with the other.
+    const Together whole = together(c, 2, &ours);
+    for (const char* from : {"weft", "torch"}) {
+      c.options.optimizer_from = from;
+      const Together& first = c.options.optimizer_from == "weft" ? theirs : ours;
+      EXPECT_LT(distance(together(c, 2, &first).parameters, whole.parameters), 1e-8) << o.name << from;
+    }
+    if (o.name == "sgd" && o.momentum == 0) continue;  // has nothing to forget
+    Together forgetful = ours;                         // control
+    for (OptimizerSnapshot::Parameter& p : forgetful.optimizer.parameters) {
+      p.step = 0;
+      for (OptimizerSnapshot::Vector& v : p.vectors)
+        std::visit([](auto& values) { std::fill(values.begin(), values.end(), 0); }, v.values);
+    }
+    EXPECT_GT(distance(together(c, 2, &forgetful).parameters, whole.parameters), 1e-5) << o.name;
+  }
+}
+
+TEST(ReplicaCases, MomentumCorrectionWhereNothingIsLeftBehindIsMomentum) {
+  Case c = dense(optimizer("sgd", 0.9));
+  c.type = torch::kFloat32;
+  c.options.optimizer.weight_decay = 0;  // it is added behind the velocity here, before it there
+  const Tensors expected = together(c, 3).parameters;
+  c.options.parallel.algorithm = "spardl";
+  c.options.parallel.density = 1;
+  c.options.parallel.momentum_correction = 0.9;
+  c.options.optimizer.momentum = 0;
+  // Seven steps, each with a handful of float32 roundings of 2^-24 in another order, carried on by momentum.
+  EXPECT_LT(distance(together(c, 3).parameters, expected), 1e-5);
+  c.options.parallel.momentum_correction = 0;
+  EXPECT_GT(distance(together(c, 3).parameters, expected), 1e-2);  // control
+}
+
+TEST(ReplicaCases, LocalClippingOfOneRankIsThatOfTheSum) {
+  Case c = dense(optimizer("sgd", 0.9));
+  c.options.clip_norm = 0.02;
+  const Together after = together(c, 1);
+  c.options.clip_norm = 0;
+  c.options.parallel.clip_local = 0.02;
+  const Together local = together(c, 1);
+  EXPECT_LT(distance(local.parameters, after.parameters), 1e-4);  // (that of the sum adds 1e-6 to the norm)
+  EXPECT_NEAR(local.gradient_norm, after.gradient_norm, 1e-3 * after.gradient_norm);
+  EXPECT_GT(local.gradient_norm, 0.02);
+  c.options.parallel.clip_local = 0;
+  EXPECT_GT(distance(together(c, 1).parameters, after.parameters), 1e-2);  // control
+}
+
+TEST(ReplicaCases, WhatCannotBeMeantIsRefused) {
+  const auto refused = [](const char* part, auto change) {
+    Case c = dense(optimizer("sgd"));
+    c.type = torch::kFloat32;
+    change(c);
+    try {
+      together(c, 1);
+      ADD_FAILURE() << part;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  refused("did you mean 'torch'", [](Case& c) { c.options.optimizer_from = "torhc"; });
+  refused("momentum correction is for sgd", [](Case& c) {
+    c.options.parallel.algorithm = "spardl";
+    c.options.parallel.momentum_correction = 0.9;
+    c.options.optimizer = optimizer("adamw");
+  });
+  refused("without a momentum of its own", [](Case& c) {
+    c.options.parallel.algorithm = "spardl";
+    c.options.parallel.momentum_correction = 0.9;
+    c.options.optimizer.momentum = 0.9;
+  });
+}
+
+TEST(ReplicaCases, ParametersOnAGpuAreStaged) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU";
+  for (const bool skips : {false, true}) {
+    for (const int micro : {1, 2}) {
+      Case c = dense(optimizer("adamw"));
+      c.skips = skips;
+      c.micro_batches = micro;
+      c.options.parallel.find_unused = skips;
+      c.options.optimizer_from = "torch";
+      const Tensors expected = together(c, 2).parameters;
+      c.device = torch::kCUDA;
+      EXPECT_LT(distance(together(c, 2).parameters, expected), 1e-9) << skips << micro;
+      c.options.clip_norm = 0.02;
+      EXPECT_GT(distance(together(c, 2).parameters, expected), 1e-4);  // control: other gradients are seen
+    }
+  }
+  Case c = dense(optimizer("sgd", 0.9));
+  c.device = torch::kCUDA;
+  EXPECT_THROW(together(c, 1), UsageError);  // weft's optimizers are the host's
+  c.type = torch::kFloat32;
+  c.options.optimizer_from = "torch";
+  c.options.parallel.algorithm = "spardl";
+  c.options.parallel.density = 0.2;
+  c.options.parallel.buckets.dense_below = 10;
+  const Together got = together(c, 3);  // (which compares the ranks)
+  EXPECT_GT(distance(got.behind[6], got.behind[5]), 0);
+}
+
+}  // namespace
+}  // namespace weft

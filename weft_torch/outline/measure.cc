@@ -1,0 +1,316 @@
+#include "weft_torch/outline/measure.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "data_parallel/optimizer.h"
+#include "weft/error.h"
+#include "weft_torch/data/batches.h"
+#include "weft_torch/models/model.h"
+
+namespace weft {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::span<float> span_of(const torch::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+// What a rank measures of one step.
+struct StepTimes {
+  std::vector<double> forward, backward, update;  // seconds of each block
+  std::vector<double> ready;                      // of each tensor: share of its block's backward
+  double other = 0;
+};
+
+// A model on one thread, driven as Replica drives it, with clocks where that has communication.
+class MeasuredModel {
+ public:
+  MeasuredModel(const OutlineOptions& options, const ModelOptions& sizes, const Batches& batches)
+      : options_(options), model_(make_model(options.train.model, sizes)), batches_(batches) {
+    std::vector<OptimizerParameter> updated;
+    for (std::size_t b = 0; b < model_->blocks().size(); ++b) {
+      for (const Parameter& parameter : model_->blocks()[b].parameters) {
+        updated.push_back({.name = parameter.name, .count = parameter.tensor.numel()});
+        tensors_.push_back({.parameter = parameter, .block = b, .result = {}, .told = 0});
+      }
+    }
+    optimizer_ = std::make_unique<Optimizer>(options.train.optimizer, updated);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      torch::Tensor& tensor = tensors_[i].parameter.tensor;
+      tensor.mutable_grad() = torch::zeros_like(tensor);
+      tensors_[i].result.assign(static_cast<std::size_t>(tensor.numel()), 0.0F);
+      torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<Hook>(tensors_[i].told));
+    }
+  }
+
+  StepTimes step(std::int64_t step);
+  // Rows of a table that have a gradient, after a step.
+  double rows_touched(const Parameter& table) const {
+    return static_cast<double>(table.tensor.grad().ne(0).flatten(1).any(1).sum().item<std::int64_t>());
+  }
+  const Model& model() const { return *model_; }
+
+ private:
+  class Hook final : public torch::autograd::PostAccumulateGradHook {
+   public:
+    explicit Hook(double& told) : told_(told) {}
+    void operator()(const torch::autograd::Variable&) override { told_ = now(); }
+
+   private:
+    double& told_;
+  };
+  struct Tensor {
+    Parameter parameter;
+    std::size_t block = 0;
+    std::vector<float> result;  // as if it had come from the other ranks
+    double told = 0;            // when torch had its gradient
+  };
+
+  void update(std::size_t block);
+
+  const OutlineOptions& options_;
+  std::unique_ptr<Model> model_;
+  const Batches& batches_;
+  std::vector<Tensor> tensors_;  // hooks point into it: it never grows
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+void MeasuredModel::update(std::size_t block) {
+  const torch::NoGradGuard no_grad;
+  constexpr float kDivisor = 2;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor& tensor = tensors_[i];
+    if (tensor.block != block) continue;
+    const torch::Tensor& gradient = tensor.parameter.tensor.grad();
+    const std::span<float> out = span_of(gradient);
+    for (std::size_t e = 0; e < out.size(); ++e) out[e] = tensor.result[e] / kDivisor;
+    optimizer_->update(static_cast<int>(i), span_of(tensor.parameter.tensor), out);
+    gradient.zero_();
+  }
+}
+
+StepTimes MeasuredModel::step(std::int64_t step) {
+  const std::size_t blocks = model_->blocks().size();
+  StepTimes times{.forward = std::vector<double>(blocks),
+                  .backward = std::vector<double>(blocks),
+                  .update = std::vector<double>(blocks),
+                  .ready = {}};
+  const TokenBatch tokens = batches_.at(step);
+  const StepContext context{.seed = options_.train.seed, .step = step};
+  const double began = now();
+  const Batch batch = to_batch(tokens);
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, counted(batch)));
+  double at = now();
+  times.other += at - began;
+  torch::Tensor x;
+  std::vector<double> entered(blocks);  // when backward enters a block
+  for (Tensor& tensor : tensors_) tensor.told = 0;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    update(b);
+    const double updated = now();
+    x = model_->forward(static_cast<int>(b), x, batch, context);
+    if (b + 1 < blocks) {
+      double& enter = entered[b];
+      x.register_hook([&enter](const torch::Tensor&) { enter = now(); });
+    }
+    const double end = now();
+    times.update[b] = updated - at;
+    times.forward[b] = end - updated;
+    at = end;
+  }
+  const double loss = x.item<double>();
+  if (!std::isfinite(loss)) throw Error("the loss is not finite while blocks are measured");
+  const torch::Tensor scaled = x * scale;
+  entered[blocks - 1] = now();
+  times.other += entered[blocks - 1] - at;
+  scaled.backward();
+  const double end = now();
+  for (std::size_t b = 0; b < blocks; ++b)
+    times.backward[b] = std::max(0.0, (b == 0 ? end : entered[b - 1]) - entered[b]);
+  for (const Tensor& tensor : tensors_) {
+    const double seconds = times.backward[tensor.block];
+    const bool known = tensor.told > 0 && seconds > 0;  // else it counts as zeros at the end
+    const double share = known ? (tensor.told - entered[tensor.block]) / seconds : 1;
+    times.ready.push_back(std::clamp(share, 0.0, 1.0));
+  }
+  return times;
+}
+
+// What ranks that compute side by side have in common.
+class SideBySide {
+ public:
+  explicit SideBySide(const OutlineOptions& options) : options_(options), barrier_(options.side_by_side) {
+    check_train(options.train, options.side_by_side);
+    if (options.side_by_side < 1) throw UsageError("at least one rank is measured");
+    if (options.sequences < 1) throw UsageError("a rank must have at least one sequence in a step");
+    if (options.steps < 1 || options.warmup < 0) throw UsageError("at least one step is measured");
+    if (options.train.accumulate != 1) throw UsageError("an outline is of steps of one micro-batch");
+    DataOptions data = options.train.data;
+    data.words = options.train.sizes.vocabulary;
+    data.seed = options.train.seed;
+    const OpenedData opened = open_data(data);
+    sizes_ = options.train.sizes;
+    sizes_.vocabulary = opened.source->vocabulary();
+    sizes_.seed = options.train.seed;
+    for (int r = 0; r < options.side_by_side; ++r) {
+      const BatchOptions batch{.sequences = options.sequences * options.side_by_side,
+                               .length = sequence_length(options.train),
+                               .seed = options.train.seed,
+                               .rank = r,
+                               .size = options.side_by_side};
+      batches_.emplace_back(opened.source, batch);
+    }
+  }
+
+  // Seconds are of all ranks; tensors and tables of the first.
+  Outline measure(int steps, int warmup);
+  // Of the blocks' forward passes. REQUIRES: measured.
+  const std::vector<double>& flops_per_token() const { return flops_per_token_; }
+
+ private:
+  void run_rank(int rank, int steps, int warmup);
+  void describe(const MeasuredModel& measured);
+  void summarise();
+
+  const OutlineOptions& options_;
+  ModelOptions sizes_;
+  std::vector<Batches> batches_;
+  std::barrier<> barrier_;
+  std::mutex mutex_;  // guards what follows
+  std::vector<std::vector<StepTimes>> times_;
+  std::exception_ptr failure_;
+  Outline out_;
+  std::vector<double> flops_per_token_;
+};
+
+void SideBySide::describe(const MeasuredModel& measured) {
+  const Model& model = measured.model();
+  out_.model = model.name();
+  out_.side_by_side = options_.side_by_side;
+  out_.parameters = model.num_elements();
+  out_.tokens_per_rank = options_.sequences * sequence_length(options_.train);
+  for (std::size_t b = 0; b < model.blocks().size(); ++b) {
+    const Block& block = model.blocks()[b];
+    out_.blocks.push_back({.name = block.name});
+    flops_per_token_.push_back(block.flops_per_token);
+    for (const Parameter& p : block.parameters) {
+      OutlineTensor tensor{.name = p.name, .length = p.tensor.numel(), .block = static_cast<int>(b)};
+      if (p.tensor.dim() >= 2) {
+        tensor.rows = p.tensor.size(0);
+        tensor.columns = tensor.length / tensor.rows;
+      }
+      if (p.table) {
+        out_.tables.push_back({.name = p.name,
+                               .rows = tensor.rows,
+                               .width = tensor.columns,
+                               .rows_per_step = measured.rows_touched(p)});
+      }
+      out_.tensors.push_back(std::move(tensor));
+    }
+  }
+}
+
+void SideBySide::run_rank(int rank, int steps, int warmup) {
+  std::vector<StepTimes> times;
+  try {
+    at::set_num_threads(options_.train.threads);
+    MeasuredModel measured(options_, sizes_, batches_[static_cast<std::size_t>(rank)]);
+    for (int step = 0; step < warmup + steps; ++step) {
+      barrier_.arrive_and_wait();
+      StepTimes taken = measured.step(step);
+      if (step >= warmup) times.push_back(std::move(taken));
+    }
+    barrier_.arrive_and_wait();
+    const std::lock_guard lock(mutex_);
+    if (rank == 0) describe(measured);
+    times_.push_back(std::move(times));
+  } catch (...) {
+    barrier_.arrive_and_drop();
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+  }
+}
+
+// Median over steps, mean over ranks.
+void SideBySide::summarise() {
+  const auto typical = [&](auto&& pick) {
+    double sum = 0;
+    for (const std::vector<StepTimes>& of_rank : times_) {
+      std::vector<double> values;
+      for (const StepTimes& step : of_rank) values.push_back(pick(step));
+      sum += median(std::move(values));
+    }
+    return sum / static_cast<double>(times_.size());
+  };
+  for (std::size_t b = 0; b < out_.blocks.size(); ++b) {
+    out_.blocks[b].forward_seconds = typical([b](const StepTimes& t) { return t.forward[b]; });
+    out_.blocks[b].backward_seconds = typical([b](const StepTimes& t) { return t.backward[b]; });
+    out_.blocks[b].update_seconds = typical([b](const StepTimes& t) { return t.update[b]; });
+  }
+  for (std::size_t i = 0; i < out_.tensors.size(); ++i)
+    out_.tensors[i].ready = typical([i](const StepTimes& t) { return t.ready[i]; });
+  out_.other_seconds = typical([](const StepTimes& t) { return t.other; });
+}
+
+Outline SideBySide::measure(int steps, int warmup) {
+  at::set_num_threads(options_.train.threads);  // for threads that are not there yet
+  std::vector<std::thread> threads;
+  for (int r = 0; r < options_.side_by_side; ++r)
+    threads.emplace_back([this, r, steps, warmup] { run_rank(r, steps, warmup); });
+  for (std::thread& thread : threads) thread.join();
+  if (failure_) std::rethrow_exception(failure_);
+  summarise();
+  check(out_);
+  return out_;
+}
+
+}  // namespace
+
+Outline measure_outline(const OutlineOptions& options) {
+  return SideBySide(options).measure(options.steps, options.warmup);
+}
+
+Outline outline_from_flops(const OutlineOptions& options, double flops_per_second) {
+  if (!(flops_per_second > 0) || !std::isfinite(flops_per_second))
+    throw UsageError("a rate of FLOPs a second must be positive");
+  OutlineOptions alone = options;
+  alone.side_by_side = 1;
+  // One step tells the tensors, and the rows that a batch touches.
+  SideBySide one(alone);
+  Outline out = one.measure(1, 0);
+  out.source = Outline::kFlops;
+  out.flops_per_second = flops_per_second;
+  out.other_seconds = 0;
+  for (std::size_t b = 0; b < out.blocks.size(); ++b) {
+    const double forward =
+        one.flops_per_token()[b] * static_cast<double>(out.tokens_per_rank) / flops_per_second;
+    out.blocks[b] = {.name = out.blocks[b].name, .forward_seconds = forward, .backward_seconds = 2 * forward};
+  }
+  for (OutlineTensor& tensor : out.tensors) tensor.ready = 1;
+  check(out);
+  return out;
+}
+
+}  // namespace weft

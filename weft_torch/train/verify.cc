@@ -1,0 +1,213 @@
+#include "weft_torch/train/verify.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "weft/error.h"
+#include "weft_torch/data/batches.h"
+#include "weft_torch/models/model.h"
+#include "weft_torch/train/agree.h"
+#include "weft_torch/train/replica.h"
+#include "weft_torch/train/trainer.h"
+
+namespace weft {
+
+namespace {
+
+double squares(const torch::Tensor& tensor) {
+  return tensor.detach().to(torch::kFloat64).square().sum().item<double>();
+}
+
+// Squared lengths; those of a block are the sums of its parameters'.
+struct Squares {
+  double gradient_gap = 0, gradient = 0, gap = 0, value = 0, way = 0;
+  Squares& operator+=(const Squares& o) {
+    gradient_gap += o.gradient_gap;
+    gradient += o.gradient;
+    gap += o.gap;
+    value += o.value;
+    way += o.way;
+    return *this;
+  }
+};
+
+double relative(double gap, double of) {
+  if (gap == 0) return 0;
+  return of == 0 ? 1 : std::sqrt(gap / of);
+}
+
+Distance distance_of(const Squares& s) {
+  return {.block = {},
+          .name = {},
+          .elements = 0,
+          .gradient = relative(s.gradient_gap, s.gradient),
+          .parameter = relative(s.gap, s.value),
+          .drift = relative(s.gap, s.way)};
+}
+
+// A model in training.
+struct Pupil {
+  TrainOptions options;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Replica> replica;
+  double loss = 0;
+
+  Pupil(World& world, const Comm& comm, const TrainOptions& given, const ModelOptions& sizes)
+      : options(given), model(make_model(given.model, sizes)) {
+    replica = std::make_unique<Replica>(world.engine(), comm, *model, replica_options(options));
+  }
+  void step(const Batch& batch, std::int64_t step) {
+    replica->set_density(density_at(options, step));
+    const StepContext context{.seed = options.seed, .step = step};
+    replica->step(micro_batches_of(batch, options.accumulate), context);
+    replica->set_lr(lr_at(options, step));
+    loss = replica->settle().last_loss.value_or(0);
+  }
+};
+
+class Verifier {
+ public:
+  Verifier(World& world, const TrainOptions& options, const VerifyRun& run)
+      : world_(world), options_(options), run_(run) {}
+
+  VerifyReport verify() {
+    try {
+      open();
+      for (std::int64_t step = 0; step < options_.steps; ++step) {
+        const Batch batch = to_batch(batches_->at(step));
+        subject_->step(batch, step);
+        shadow_->step(batch, step);
+      }
+    } catch (...) {
+      for (Pupil* pupil : {subject_.get(), shadow_.get()}) {
+        if (pupil != nullptr) pupil->replica->abandon(std::current_exception());
+      }
+      throw;
+    }
+    return report();
+  }
+
+ private:
+  void open();
+  void watch();
+  VerifyReport report() const;
+
+  World& world_;
+  const TrainOptions& options_;
+  const VerifyRun& run_;
+  std::unique_ptr<Batches> batches_;
+  std::unique_ptr<Pupil> subject_, shadow_;
+  std::vector<torch::Tensor> start_;               // on rank 0
+  std::map<std::string, torch::Tensor> gradient_;  // of the subject in this step, on rank 0
+  std::map<std::string, Squares> squares_;         // of each parameter's gradients, on rank 0
+};
+
+void Verifier::open() {
+  check_train(options_, world_.size());
+  std::shared_ptr<const DataSource> source = run_.source;
+  if (source == nullptr) {
+    DataOptions data = options_.data;
+    data.words = options_.sizes.vocabulary;
+    data.seed = options_.seed;
+    source = open_data(data).source;
+  }
+  ModelOptions sizes = options_.sizes;
+  sizes.vocabulary = source->vocabulary();
+  sizes.seed = options_.seed;
+  const BatchOptions batch{.sequences = options_.global_batch,
+                           .length = sequence_length(options_),
+                           .seed = options_.seed,
+                           .rank = world_.rank(),
+                           .size = world_.size()};
+  batches_ = std::make_unique<Batches>(source, batch);
+  plan_by(world_, options_.planned_link);
+  std::vector<int> everybody(static_cast<std::size_t>(world_.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  TrainOptions dense = options_;
+  dense.scheme = "dense";
+  subject_ = std::make_unique<Pupil>(world_, world_.comm(), options_, sizes);
+  shadow_ = std::make_unique<Pupil>(world_, world_.subgroup(everybody, 1), dense, sizes);
+  const std::vector<Parameter> parameters = subject_->model->parameters();
+  const auto is_spoilt = [this](const Parameter& p) { return p.name == run_.spoil; };
+  if (!run_.spoil.empty() && std::ranges::none_of(parameters, is_spoilt))
+    throw UsageError("there is no parameter '" + run_.spoil + "' to spoil");
+  if (world_.rank() == 0) {
+    for (const Parameter& p : parameters) start_.push_back(p.tensor.detach().clone());
+  }
+  watch();
+}
+
+void Verifier::watch() {
+  const bool compares = world_.rank() == 0;
+  subject_->replica->watch([this, compares](const Parameter& p, torch::Tensor& gradient) {
+    if (p.name == run_.spoil) gradient.mul_(2);
+    if (compares) gradient_[p.name] = gradient.clone();
+  });
+  if (!compares) return;
+  shadow_->replica->watch([this](const Parameter& p, torch::Tensor& gradient) {
+    Squares& sums = squares_[p.name];
+    const auto found = gradient_.find(p.name);
+    // (What was not updated under the scheme had no gradient there.)
+    sums.gradient_gap += squares(found == gradient_.end() ? gradient : found->second - gradient);
+    sums.gradient += squares(gradient);
+    if (found != gradient_.end()) gradient_.erase(found);
+  });
+}
+
+VerifyReport Verifier::report() const {
+  VerifyReport out;
+  out.steps = options_.steps;
+  out.loss = subject_->loss;
+  out.shadow_loss = shadow_->loss;
+  if (world_.rank() != 0) return out;
+  const std::vector<Block>& blocks = subject_->model->blocks();
+  std::size_t place = 0;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    Squares of_block;
+    std::int64_t elements = 0;
+    for (std::size_t i = 0; i < blocks[b].parameters.size(); ++i, ++place) {
+      const Parameter& mine = blocks[b].parameters[i];
+      const torch::Tensor& other = shadow_->model->blocks()[b].parameters[i].tensor;
+      const auto found = squares_.find(mine.name);
+      Squares sums = found == squares_.end() ? Squares{} : found->second;
+      sums.gap = squares(mine.tensor.detach() - other.detach());
+      sums.value = squares(other);
+      sums.way = squares(other.detach() - start_[place]);
+      Distance distance = distance_of(sums);
+      distance.block = blocks[b].name;
+      distance.name = mine.name;
+      distance.elements = mine.tensor.numel();
+      elements += distance.elements;
+      out.parameters.push_back(std::move(distance));
+      of_block += sums;
+    }
+    Distance distance = distance_of(of_block);
+    distance.block = blocks[b].name;
+    distance.elements = elements;
+    if (elements > 0) out.blocks.push_back(std::move(distance));
+  }
+  return out;
+}
+
+}  // namespace
+
+const Distance* most_hurt(const std::vector<Distance>& distances) {
+  const Distance* out = nullptr;
+  for (const Distance& d : distances) {
+    if (d.drift > (out == nullptr ? 0.0 : out->drift)) out = &d;
+  }
+  return out;
+}
+
+VerifyReport verify_rank(World& world, const TrainOptions& options, const VerifyRun& run) {
+  set_torch_threads(options.threads);
+  return Verifier(world, options, run).verify();
+}
+
+}  // namespace weft
