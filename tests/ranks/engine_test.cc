@@ -46,6 +46,21 @@ class Ranks {
   std::vector<std::unique_ptr<CommunicationThread>> threads_;
 };
 
+Task<void> compute_for(Comm comm, std::chrono::milliseconds time, bool busy) {
+  auto work = [time, busy] {
+    if (!busy) return std::this_thread::sleep_for(time);
+    timespec t{};
+    const auto spent = [&t] {
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+      return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
+    };
+    const auto start = spent();
+    while (spent() - start < time) continue;
+  };
+  co_await comm.compute(work);
+  co_await comm.compute(work);
+}
+
 // Each rank gives its number to the next; `got` is the previous one's.
 Task<void> shift(Comm comm, int& got) {
   const int mine = comm.rank();
@@ -74,6 +89,18 @@ std::string error_of(const Ticket& ticket) {
     return e.what();
   }
   return "";
+}
+
+TEST(Engine, CountsTheProcessorTimeOfComputations) {
+  Ranks ranks(1);
+  const auto seconds_of = [&](bool busy) {
+    const Ticket ticket =
+        ranks[0].submit(ranks[0].world(), {}, [busy](Comm comm) { return compute_for(comm, 30ms, busy); });
+    ticket.wait();
+    return ticket.computed_seconds();
+  };
+  EXPECT_GE(seconds_of(true), 0.06);
+  EXPECT_LT(seconds_of(false), 0.03);  // control: who sleeps takes none
 }
 
 TEST(Engine, OperationsMatchByIdentityWhateverTheOrder) {

@@ -57,8 +57,8 @@ TEST(TcpRendezvous, ManyJobsInARowOnOnePort) {
   for (int i = 0; i < 20; ++i) run_ranks(options, [](Transport&, BareRank&) {});
 }
 
-// More than the listener has places for strangers, all within the same moment: those that were admitted are
-// strangers no longer, and none is thrown out to make room. Descriptors: two a pair of ranks.
+// More than the listener has places for strangers, all within the same moment: whoever finds no place tries
+// again, and the job forms. Descriptors: two a pair of ranks.
 TEST(TcpRendezvous, MoreRanksThanPlacesForStrangersComeAtOnce) {
   constexpr int kRanks = 90;
   rlimit limit{};
