@@ -96,10 +96,7 @@ class Comparison {
         static_cast<void>(read_outline(command_.computation.outline));
       return;
     }
-    DataOptions data = command_.options.data;
-    data.words = command_.options.sizes.vocabulary;
-    data.seed = command_.options.seed;
-    OpenedData opened = open_data(data);
+    OpenedData opened = open_data(data_options(command_.options));
     if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
     source_ = std::move(opened.source);
   }

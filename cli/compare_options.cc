@@ -66,15 +66,6 @@ struct Parser {
     app.add_option("--out", typed.out, "folder of points and page (default runs/<model>-compare-<UTC time>)")
         ->group("Comparison");
   }
-  void parse(const std::vector<std::string>& arguments) {
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-    try {
-      app.parse(reversed);
-    } catch (const CLI::CallForHelp&) {
-      std::fputs(app.help().c_str(), stdout);
-      throw;
-    }
-  }
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -141,7 +132,7 @@ std::vector<NamedLink> swept(const std::string& sweep, const std::string& link) 
 
 CompareCommand read_compare(const std::vector<std::string>& arguments, const Placement& place) {
   Parser parser;
-  parser.parse(arguments);
+  parse_flags(parser.app, arguments);
   Typed& t = parser.typed;
   if (place.launcher != Placement::Launcher::none) {
     throw UsageError(

@@ -70,13 +70,7 @@ OutlineCommand read(const std::vector<std::string>& arguments) {
       "  weft outline --model gpt --global-batch 4 -o gpt.json\n"
       "  weft outline --model gpt --ranks 2 --global-batch 16 -o gpt-2.json   (as weft train --ranks 2)\n"
       "  weft outline --model lm --flops 10tflops");
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    throw;
-  }
+  parse_flags(app, arguments);
   resolve_model(flags);
   resolve_data(flags);
   OutlineOptions& options = command.options;

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <charconv>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +16,17 @@
 #include "config_text.h"
 
 namespace weft::cli {
+
+// Parses; help is printed before CLI::CallForHelp goes on to whoever ends the program.
+inline void parse_flags(CLI::App& app, const std::vector<std::string>& arguments) {
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    throw;
+  }
+}
 
 class Settings {
  public:

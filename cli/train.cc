@@ -56,10 +56,7 @@ ReportOptions report_of(const TrainCommand& command, const std::string& folder, 
 
 void on_threads(const TrainCommand& command) {
   // Before the folder is made: what cannot be read leaves nothing behind.
-  DataOptions data = command.options.data;
-  data.words = command.options.sizes.vocabulary;
-  data.seed = command.options.seed;
-  const OpenedData opened = open_data(data);
+  const OpenedData opened = open_data(data_options(command.options));
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
   const std::string folder = claim_folder(command);
   TrainRun run = run_in(command, folder);

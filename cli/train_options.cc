@@ -74,13 +74,7 @@ struct Parser {
         "  mpirun -n 4 weft train --model lm");
   }
   void parse(const std::vector<std::string>& arguments) {
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-    try {
-      app.parse(reversed);
-    } catch (const CLI::CallForHelp&) {
-      std::fputs(app.help().c_str(), stdout);
-      throw;
-    }
+    parse_flags(app, arguments);
     typed.resume_given = app.count("--resume") > 0;
     // (CLI11 writes something of its own for a flag without its optional value.)
     const bool bare = typed.resume.empty() || typed.resume == "true" || typed.resume == "{}";

@@ -52,13 +52,7 @@ VerifyCommand read(const std::vector<std::string>& arguments, const Placement& p
       "Examples:\n"
       "  weft verify --preset tiny --scheme spardl --density 0.05\n"
       "  weft verify --scheme powersgd --steps 10 --json");
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    throw;
-  }
+  parse_flags(app, arguments);
   command.ranks = resolve_ranks(t, place, names_flag(arguments, "--ranks"));
   resolve_model(t);
   resolve_data(t);
@@ -132,10 +126,7 @@ bool sound(const VerifyReport& report) {
 
 VerifyReport on_threads(const VerifyCommand& command) {
   const TrainOptions& options = command.flags.options;
-  DataOptions data = options.data;
-  data.words = options.sizes.vocabulary;
-  data.seed = options.seed;
-  const OpenedData opened = open_data(data);
+  const OpenedData opened = open_data(data_options(options));
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
   const VerifyRun run{.source = opened.source, .spoil = command.spoil};
   RunOptions ranks;

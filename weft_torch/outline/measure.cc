@@ -167,19 +167,11 @@ class SideBySide {
     if (options.sequences < 1) throw UsageError("a rank must have at least one sequence in a step");
     if (options.steps < 1 || options.warmup < 0) throw UsageError("at least one step is measured");
     if (options.train.accumulate != 1) throw UsageError("an outline is of steps of one micro-batch");
-    DataOptions data = options.train.data;
-    data.words = options.train.sizes.vocabulary;
-    data.seed = options.train.seed;
-    const OpenedData opened = open_data(data);
-    sizes_ = options.train.sizes;
-    sizes_.vocabulary = opened.source->vocabulary();
-    sizes_.seed = options.train.seed;
+    const OpenedData opened = open_data(data_options(options.train));
+    sizes_ = model_sizes(options.train, *opened.source);
     for (int r = 0; r < options.side_by_side; ++r) {
-      const BatchOptions batch{.sequences = options.sequences * options.side_by_side,
-                               .length = sequence_length(options.train),
-                               .seed = options.train.seed,
-                               .rank = r,
-                               .size = options.side_by_side};
+      BatchOptions batch = batch_options(options.train, r, options.side_by_side);
+      batch.sequences = options.sequences * options.side_by_side;
       batches_.emplace_back(opened.source, batch);
     }
   }

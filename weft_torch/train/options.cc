@@ -74,6 +74,25 @@ std::vector<std::string_view> scheme_names() {
 bool takes_density(std::string_view scheme) { return !scheme.starts_with("dense") && scheme != kPowerSgd; }
 std::vector<std::string_view> lr_schedule_names() { return {"constant", "cosine"}; }
 
+DataOptions data_options(const TrainOptions& o) {
+  DataOptions out = o.data;
+  out.words = o.sizes.vocabulary;
+  out.seed = o.seed;
+  return out;
+}
+
+ModelOptions model_sizes(const TrainOptions& o, const DataSource& source) {
+  ModelOptions out = o.sizes;
+  out.vocabulary = source.vocabulary();
+  out.seed = o.seed;
+  return out;
+}
+
+BatchOptions batch_options(const TrainOptions& o, int rank, int size) {
+  return {
+      .sequences = o.global_batch, .length = sequence_length(o), .seed = o.seed, .rank = rank, .size = size};
+}
+
 std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
 
 void check_train(const TrainOptions& o, int ranks) {

@@ -10,6 +10,7 @@
 #include "data_parallel/data_parallel.h"
 #include "data_parallel/optimizer.h"
 #include "weft/comm.h"
+#include "weft_torch/data/batches.h"
 #include "weft_torch/data/open.h"
 #include "weft_torch/models/options.h"
 
@@ -71,6 +72,11 @@ void check_train(const TrainOptions& options, int ranks);
 DataParallelOptions data_parallel_options(const TrainOptions& options);
 OptimizerOptions optimizer_options(const TrainOptions& options);
 std::int64_t sequence_length(const TrainOptions& options);
+// Of the run's data: what to open; then, with that vocabulary, the model's sizes; a rank's share of the
+// batches.
+DataOptions data_options(const TrainOptions& options);
+ModelOptions model_sizes(const TrainOptions& options, const DataSource& source);
+BatchOptions batch_options(const TrainOptions& options, int rank, int size);
 // Of the update that step `step` (from 0) makes. Warm-up: lr (step + 1) / lr_warmup; then lr, or half a
 // cosine from there to lr_final lr at the last step.
 double lr_at(const TrainOptions& options, std::int64_t step);

@@ -100,23 +100,12 @@ void Trainer::open() {
   TrainStart start;
   std::shared_ptr<const DataSource> source = run_.source;
   if (source == nullptr) {
-    DataOptions data = options_.data;
-    data.words = options_.sizes.vocabulary;
-    data.seed = options_.seed;
-    OpenedData opened = open_data(data);
+    OpenedData opened = open_data(data_options(options_));
     source = std::move(opened.source);
     if (!opened.note.empty()) start.notes.push_back(opened.note);
   }
-  ModelOptions sizes = options_.sizes;
-  sizes.vocabulary = source->vocabulary();
-  sizes.seed = options_.seed;
-  const BatchOptions batch{.sequences = options_.global_batch,
-                           .length = sequence_length(options_),
-                           .seed = options_.seed,
-                           .rank = world_.rank(),
-                           .size = world_.size()};
-  Batches batches(source, batch);
-  model_ = make_model(options_.model, sizes);
+  Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
+  model_ = make_model(options_.model, model_sizes(options_, *source));
   plan_by(world_, options_.planned_link);
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica_options(options_));
   resume(start);

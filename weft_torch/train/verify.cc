@@ -111,21 +111,9 @@ class Verifier {
 void Verifier::open() {
   check_train(options_, world_.size());
   std::shared_ptr<const DataSource> source = run_.source;
-  if (source == nullptr) {
-    DataOptions data = options_.data;
-    data.words = options_.sizes.vocabulary;
-    data.seed = options_.seed;
-    source = open_data(data).source;
-  }
-  ModelOptions sizes = options_.sizes;
-  sizes.vocabulary = source->vocabulary();
-  sizes.seed = options_.seed;
-  const BatchOptions batch{.sequences = options_.global_batch,
-                           .length = sequence_length(options_),
-                           .seed = options_.seed,
-                           .rank = world_.rank(),
-                           .size = world_.size()};
-  batches_ = std::make_unique<Batches>(source, batch);
+  if (source == nullptr) source = open_data(data_options(options_)).source;
+  const ModelOptions sizes = model_sizes(options_, *source);
+  batches_ = std::make_unique<Batches>(source, batch_options(options_, world_.rank(), world_.size()));
   plan_by(world_, options_.planned_link);
   std::vector<int> everybody(static_cast<std::size_t>(world_.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
