@@ -121,6 +121,10 @@ class Engine final : public Pollable {
   // the operation has ended; memory that it names must live until the ticket is done.
   Ticket submit(const Comm& comm, const SubmitOptions& options, Make make);
 
+  // Any thread. Done when everything that was submitted before has ended; counts as waiting for all of it, and
+  // leaves errors to the tickets they belong to.
+  Ticket settled();
+
   // Any thread. Between the two no gradient traffic starts: blocking traffic is about to come. Nests.
   void hold();
   void release();

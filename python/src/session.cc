@@ -65,7 +65,7 @@ Session::~Session() {
     static_cast<void>(new std::vector<Kept>(std::move(kept_)));
     return;
   }
-  close();
+  if (is_open()) close_now();
 }
 
 World& Session::world() {
@@ -149,6 +149,16 @@ void Session::abandon(const std::string& text) {
 
 void Session::close() {
   if (!is_open()) return;
+  try {
+    python::wait(world_->engine(), world_->engine().settled());
+  } catch (const py::error_already_set&) {  // Ctrl-C: what is in flight fails
+    close_now();
+    throw;
+  }
+  close_now();
+}
+
+void Session::close_now() {
   std::unique_ptr<World> mine = std::move(world_);
   {
     const py::gil_scoped_release released;

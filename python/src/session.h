@@ -62,12 +62,13 @@ class Session : public std::enable_shared_from_this<Session> {
   void keep_until_done(Kept kept);
   // This rank's program cannot go on: what is in flight fails with this text, here and on the peers.
   void abandon(const std::string& text);
-  // Says goodbye; what is in flight fails. Never waits for a peer on tcp. A second call does nothing.
+  // Waits for what is in flight (Ctrl-C ends that), then says goodbye. A second call does nothing.
   void close();
 
  private:
   Session() = default;
-  void let_go();  // of what has ended
+  void close_now();  // what is in flight fails
+  void let_go();     // of what has ended
 
   pid_t process_ = 0;
   std::unique_ptr<World> world_;

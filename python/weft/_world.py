@@ -35,7 +35,7 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job: says goodbye to the other ranks; what is in flight fails. At exit it happens by itself."""
+    """Leaves the job: waits for what this rank has in flight, then says goodbye to the others. At exit it happens by itself."""
     global _session
     if _forked or _session is None:
         return

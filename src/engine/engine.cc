@@ -92,6 +92,15 @@ const TransferRecord* culprit(const Operation& operation) {
   return found;
 }
 
+Task<void> all_ended(Comm, std::vector<Ticket> tickets) {
+  for (const Ticket& ticket : tickets) {
+    try {
+      co_await ticket;
+    } catch (...) {  // is the ticket's own
+    }
+  }
+}
+
 }  // namespace
 
 void Submission::somebody_waits() {
@@ -134,6 +143,20 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
   Ticket ticket(submission);
   executor_.post(submission->accept);
   return ticket;
+}
+
+Ticket Engine::settled() {
+  // No message, so any slot will do; what it waits for has deadlines.
+  const SubmitOptions options{.name = "settle", .slot = 0, .timeout = kNever};
+  return submit(world(), options, [this](Comm comm) {
+    std::vector<Ticket> before;
+    for (const std::shared_ptr<Submission>& other : running_) {
+      if (other == running_.back()) continue;  // this one
+      other->somebody_waits();
+      before.emplace_back(other);
+    }
+    return all_ended(comm, std::move(before));
+  });
 }
 
 void Engine::hold() {

@@ -241,6 +241,27 @@ Task<void> await_two(Ticket a, Ticket b, std::atomic<int>& state) {
   state = 1;
 }
 
+TEST(Engine, SettledWaitsForWhatWasSubmittedBeforeEvenWhereItIsHeldOrFails) {
+  Ranks ranks(2, {.hold_limit = 3600s});
+  for (int r = 0; r < 2; ++r) ranks[r].hold();
+  ranks[0].settled().wait();  // nothing in flight
+  std::vector<int> got(2, -1);
+  std::vector<Ticket> shifts;
+  const Ticket wrong = ranks[0].submit(ranks[0].world(), {.slot = 9},
+                                       [](Comm) -> Task<void> { throw UsageError("this call only"); });
+  for (int r = 0; r < 2; ++r) {
+    int& mine = got[static_cast<std::size_t>(r)];
+    shifts.push_back(
+        ranks[r].submit(ranks[r].world(), {.slot = 1}, [&mine](Comm c) { return shift(c, mine); }));
+  }
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(shifts[0].done());  // held
+  const std::vector<Ticket> settled = {ranks[0].settled(), ranks[1].settled()};
+  for (const Ticket& ticket : settled) ticket.wait();
+  EXPECT_TRUE(shifts[0].done() && shifts[1].done() && wrong.done());
+  EXPECT_EQ(got, (std::vector<int>{1, 0}));
+}
+
 TEST(Ticket, CoroutinesAwaitAndContinuationsRun) {
   Ranks ranks(2);
   int g[4] = {-1, -1, -1, -1};
