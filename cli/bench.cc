@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "bench_run.h"
@@ -186,11 +185,14 @@ void check_sparse_options(const Typed& typed, BenchOptions& options) {
   check_sparse(options);
 }
 
-// Before the run, not after it. (Ranks that are processes write to names of their own beside it.)
-void try_to_write(const std::string& path) {
-  const bool there = std::filesystem::exists(path);
-  if (!std::ofstream(path, std::ios::app)) throw UsageError("--trace " + path + ": cannot be written");
-  if (!there) std::filesystem::remove(path);
+// Before the run, not after it; without a trace of its own: ranks that are processes write to names beside
+// it.
+void check_writable(const std::string& path) {
+  const std::filesystem::path file(path);
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  const bool there = std::filesystem::exists(file);
+  if (::access((there ? file : folder).c_str(), W_OK) != 0 || std::filesystem::is_directory(file))
+    throw UsageError("--trace " + path + ": cannot be written");
 }
 
 BenchOptions checked(const Typed& typed, const Placement& place) {
@@ -212,7 +214,7 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   options.against_mpi = !typed.against.empty();
   options.spoil = typed.spoil;
   options.trace = typed.trace;
-  if (!typed.trace.empty()) try_to_write(typed.trace);
+  if (!typed.trace.empty()) check_writable(typed.trace);
   check_ranks(typed, options, place);
   check_link(typed, options);
   check_family_options(typed, options, launched);

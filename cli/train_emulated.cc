@@ -1,6 +1,7 @@
 #include "train_emulated.h"
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 
 #include "emulated.h"
@@ -29,11 +30,13 @@ StepRecord record_of(const std::vector<EmulatedSteps>& ranks, std::size_t step, 
 TrainSummary summary_of(const std::vector<EmulatedSteps>& ranks, double tokens) {
   TrainSummary summary;
   const std::size_t steps = ranks.front().step_seconds.size();
-  std::vector<double> slowest(steps), busiest(steps);
+  std::vector<double> ends(steps), busiest(steps);
   double seconds = 0, waited = 0;
   for (const EmulatedSteps& rank : ranks) {
+    double end = 0;
     for (std::size_t i = 0; i < steps; ++i) {
-      slowest[i] = std::max(slowest[i], rank.step_seconds[i]);
+      end += rank.step_seconds[i];
+      ends[i] = std::max(ends[i], end);
       busiest[i] = std::max(busiest[i], rank.wire_bytes[i]);
       seconds += rank.step_seconds[i];
       waited += rank.waited_seconds[i];
@@ -42,7 +45,9 @@ TrainSummary summary_of(const std::vector<EmulatedSteps>& ranks, double tokens) 
   summary.steps = static_cast<std::int64_t>(steps);
   summary.seconds = seconds / static_cast<double>(ranks.size());
   summary.tokens_per_second = summary.seconds > 0 ? tokens * static_cast<double>(steps) / summary.seconds : 0;
-  summary.step_seconds_median = median_of(slowest);
+  std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
+  summary.step_seconds_median = median_of(ends);
+  summary.step_seconds = std::move(ends);
   summary.waiting_share = seconds > 0 ? waited / seconds : 0;
   summary.wire_bytes_per_step = median_of(busiest);
   summary.formula_bytes_per_step = static_cast<double>(ranks.front().formula_bytes);

@@ -153,6 +153,7 @@ void TrainReport::finish(const TrainSummary& s) {
                      {"seconds", s.seconds},
                      {"tokens_per_second", s.tokens_per_second},
                      {"step_seconds_median", s.step_seconds_median},
+                     {"step_seconds", s.step_seconds},
                      {"waiting_share", s.waiting_share},
                      {"wire_bytes_per_step", s.wire_bytes_per_step},
                      {"formula_bytes_per_step", s.formula_bytes_per_step},

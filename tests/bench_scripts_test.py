@@ -80,20 +80,21 @@ class RowsTest(unittest.TestCase):
 
 
 class AgainstTest(unittest.TestCase):
-    def test_a_step_is_as_long_as_its_slowest_rank(self) -> None:
-        self.assertEqual(against.slowest([[1, 5], [4, 2], [3, 3]]), [4, 5])
+    def test_a_step_of_the_job_ends_with_its_last_rank(self) -> None:
+        self.assertEqual(against.of_the_job([[1, 5], [4, 2], [3, 3]]), [4, 2])
+        self.assertEqual(against.of_the_job([[3, 1, 3, 1], [1, 3, 1, 3]]), [3, 1, 3, 1])  # and not 3 every time
         with self.assertRaises(ValueError):
-            against.slowest([[1, 2], [1]])
+            against.of_the_job([[1, 2], [1]])
 
-    def test_a_run_of_weft_counts_the_slowest_rank_and_no_warm_up(self) -> None:
+    def test_a_run_of_weft_counts_the_job_and_no_warm_up(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             steps = [9.0, 9.0, 9.0, 2.0, 2.0, 2.0, 2.0, 2.0, 7.0]
             Path(folder, "metrics.jsonl").write_text("".join(json.dumps(
                 {"seconds": s, "waited_seconds": s / 2, "loss": 1.0}) + "\n" for s in steps) + '{"seconds": 5')
-            summary = {"step_seconds_median": 3.0, "wire_bytes_per_step": 10, "parameters": 7}
+            summary = {"step_seconds": [9.0] * 3 + [3.0] * 5 + [7.0], "wire_bytes_per_step": 10, "parameters": 7}
             Path(folder, "summary.json").write_text(json.dumps(summary))
             row = against.weft_row(Path(folder))
-            self.assertEqual(row["seconds"], [3.0] * 5)  # rank 0's median is 2, the slowest's 3
+            self.assertEqual(row["seconds"], [3.0] * 5)  # rank 0's are 2
             self.assertEqual(row["waited_seconds"], 1.0)
 
     def test_busy_time_counts_overlapping_operations_once(self) -> None:

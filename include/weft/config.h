@@ -44,7 +44,7 @@ struct Config {
       128u << 10;  // WEFT_TCP_UNSENT: bytes that the kernel may hold unsent (TCP_NOTSENT_LOWAT)
   std::size_t micro_op_bytes = 0;  // WEFT_MICRO_OP_BYTES; 0: from the measured link
   Time micro_op_time = 2ms;        // WEFT_MICRO_OP_TIME: length of a micro-op at the measured bandwidth
-  std::size_t window_bytes = 0;    // WEFT_WINDOW_BYTES; 0: two micro-ops
+  std::size_t window_bytes = 0;    // WEFT_WINDOW_BYTES; 0: by micro-ops, see weft/engine.h
   Time hold_limit = 50ms;          // WEFT_HOLD_LIMIT
   Time stall_limit = 10ms;         // WEFT_STALL_LIMIT
   int workers = 0;  // WEFT_WORKERS: threads for long computations, per process; 0: one, but a core each for

@@ -51,7 +51,8 @@ struct EngineOptions {
   // affects results: nothing
   // affects speed only
   bool priority = true;          // false: first come, first served (to compare with)
-  std::size_t window_bytes = 0;  // non-blocking traffic handed to the transport at a time; 0: two micro-ops
+  std::size_t window_bytes = 0;  // non-blocking traffic handed to the transport at a time; 0: two micro-ops,
+                                 // sixteen after a second without long blocking messages
   Time hold_limit = 50ms;        // kNever: never age
   Time stall_limit = 10ms;  // a message in the transport for longer than this and four times what the window
                             // needs on the link no longer counts against the window
@@ -121,8 +122,8 @@ class Engine final : public Pollable {
   // the operation has ended; memory that it names must live until the ticket is done.
   Ticket submit(const Comm& comm, const SubmitOptions& options, Make make);
 
-  // Any thread. Done when everything that was submitted before has ended; counts as waiting for all of it, and
-  // leaves errors to the tickets they belong to.
+  // Any thread. Done when everything that was submitted before has ended; counts as waiting for all of it,
+  // and leaves errors to the tickets they belong to.
   Ticket settled();
 
   // Any thread. Between the two no gradient traffic starts: blocking traffic is about to come. Nests.

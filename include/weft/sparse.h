@@ -56,7 +56,7 @@ class SparseState {
   ~SparseState();
 
   std::int64_t length() const;
-  std::span<const float> residual() const;  // committed
+  std::span<const float> residual() const;  // committed; empty: zeros
   void commit();                            // REQUIRES: the last operation on it has ended without an error
   void roll_back();                         // forgets what was staged
   // For checkpoints and for another number of ranks: the residual is a plain vector, so a rank that takes

@@ -84,7 +84,7 @@ std::vector<Knob> knobs() {
       duration("WEFT_MICRO_OP_TIME", &Config::micro_op_time,
                "length of a micro-op at the measured bandwidth"),
       bytes("WEFT_WINDOW_BYTES", &Config::window_bytes,
-            "non-blocking bytes in the transport at a time; 0: two micro-ops"),
+            "non-blocking bytes in the transport at a time; 0: 2 micro-ops, 16 where nothing is urgent"),
       duration("WEFT_HOLD_LIMIT", &Config::hold_limit,
                "gradient traffic is held back for blocking traffic at most so long"),
       duration("WEFT_STALL_LIMIT", &Config::stall_limit,

@@ -8,6 +8,15 @@ namespace {
 
 bool is_blocking(const SendRecord& send) { return send.operation.traffic == TrafficClass::blocking; }
 
+// The window in micro-ops. What the transport has, urgent traffic cannot overtake any more: two keep the link
+// busy where a peer takes what it is sent at once. One whose processors are busy takes it when its
+// communication thread gets its turn, milliseconds later; where there is no urgent traffic, a wide window
+// bridges that.
+constexpr std::size_t kNarrow = 2;
+constexpr std::size_t kWide = 16;
+constexpr Time kQuiet = 1s;                // without urgent traffic, before the window widens
+constexpr std::size_t kShort = 16 * 1024;  // a message up to this is gone too soon to count as traffic
+
 Time later(Time t, Time by) { return by == kNever || t == kNever ? kNever : t + by; }
 
 }  // namespace
@@ -26,13 +35,15 @@ void Scheduler::List::erase(SendRecord& send) {
   s.next = s.previous = nullptr;
 }
 
-std::size_t Scheduler::window() const {
-  return options_.window_bytes != 0 ? options_.window_bytes : 2 * endpoint_->micro_op_bytes();
+std::size_t Scheduler::window(Time now) const {
+  if (options_.window_bytes != 0) return options_.window_bytes;
+  return (now - last_urgent_ < kQuiet ? kNarrow : kWide) * endpoint_->micro_op_bytes();
 }
 
 void Scheduler::post(SendRecord& send) noexcept {
   send.observer = this;
   send.schedule.queued = clock().now();
+  if (is_blocking(send) && send.payload.size() > kShort) last_urgent_ = send.schedule.queued;
   if (is_blocking(send) || !options_.priority) {
     send.schedule.stage = SendRecord::Stage::stalled;  // never counts
     send.schedule.begun = send.schedule.queued;
@@ -44,7 +55,8 @@ void Scheduler::post(SendRecord& send) noexcept {
   ++queued_;
   if (was_held_) next_aging_ = std::min(next_aging_, later(send.schedule.queued, options_.hold_limit));
   if (send.operation.waited_for) look_again_ = true;
-  if (!held() && (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window())) pump();
+  if (!held() && (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window(send.schedule.queued)))
+    pump();
 }
 
 void Scheduler::start(SendRecord& send, Time now, bool aged) {
@@ -97,8 +109,8 @@ void Scheduler::cancel(TransferRecord& record) noexcept {
 // On a slow link a long message takes its time without being stalled: four times what the whole window needs.
 Time Scheduler::stalled_at(const SendRecord& send) const {
   if (options_.stall_limit == kNever) return kNever;
-  const double busy =
-      4 * static_cast<double>(std::max(window(), send.payload.size())) * endpoint_->cost().seconds_per_byte;
+  const double busy = 4 * static_cast<double>(std::max(window(send.schedule.begun), send.payload.size())) *
+                      endpoint_->cost().seconds_per_byte;
   return send.schedule.begun + options_.stall_limit + from_seconds(busy);
 }
 
@@ -139,7 +151,7 @@ bool Scheduler::start_free(Time now) {
   for (auto& [key, list] : queues_) {
     while (list.first != nullptr) {
       SendRecord& send = *list.first;
-      if (moving_bytes_ > 0 && moving_bytes_ + send.payload.size() > window()) return any;
+      if (moving_bytes_ > 0 && moving_bytes_ + send.payload.size() > window(now)) return any;
       start(send, now, false);
       any = true;
     }

@@ -17,7 +17,8 @@ namespace weft {
 
 class Scheduler final : public Decorator, public SendObserver {
  public:
-  Scheduler(Transport& inner, const EngineOptions& options) : Decorator(inner), options_(options) {}
+  Scheduler(Transport& inner, const EngineOptions& options)
+      : Decorator(inner), options_(options), last_urgent_(inner.clock().now()) {}
 
   void set_endpoint(const Endpoint& endpoint) { endpoint_ = &endpoint; }  // says how long a micro-op is
   // A blocking operation of this rank is known / has ended.
@@ -48,7 +49,7 @@ class Scheduler final : public Decorator, public SendObserver {
   };
   bool held() const { return blocking_ > 0 || holds_.load(std::memory_order_relaxed) > 0; }
   void hold_changes();
-  std::size_t window() const;
+  std::size_t window(Time now) const;
   Time stalled_at(const SendRecord& send) const;
   bool start_held(Time now);
   bool start_free(Time now);
@@ -62,6 +63,7 @@ class Scheduler final : public Decorator, public SendObserver {
   std::size_t queued_ = 0;
   List moving_;  // counts against the window, in order of start
   std::size_t moving_bytes_ = 0;
+  Time last_urgent_;  // when a long blocking message left; before the first, since when there has been none
   int blocking_ = 0;
   std::atomic<int> holds_{0};
   bool look_again_ = false;

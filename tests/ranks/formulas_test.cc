@@ -156,7 +156,9 @@ TEST(Selection, FollowsTheLink) {
   const LinkCost slow{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 1 / 4e9};
   const auto chosen = [&](Family family, const Shape& shape) { return choose(family, shape, slow).name; };
   EXPECT_EQ(chosen(Family::all_reduce, {.size = 8, .count = 1}), "recursive_doubling");
-  EXPECT_EQ(chosen(Family::all_reduce, {.size = 8, .count = 1 << 22}), "rabenseifner");
+  EXPECT_EQ(chosen(Family::all_reduce, {.size = 8, .count = 1 << 16}), "rabenseifner");
+  EXPECT_EQ(chosen(Family::all_reduce, {.size = 8, .count = 1 << 22}), "ring");
+  EXPECT_EQ(chosen(Family::all_reduce, {.size = 512, .count = 1 << 22}), "rabenseifner");
   EXPECT_EQ(chosen(Family::all_reduce, {.size = 8, .count = 1 << 22, .node_size = 4}), "ring");
   EXPECT_EQ(chosen(Family::broadcast, {.size = 8, .count = 1}), "binomial");
   EXPECT_EQ(chosen(Family::broadcast, {.size = 8, .count = 1 << 26}), "chain");

@@ -93,11 +93,12 @@ class SparseJob {
     result(r).add_to(out);
     return out;
   }
-  // What rank r would put in: its gradient and its residual.
-  float own(int r, std::size_t i) {
-    const std::span<const float> residual = state(r).residual();
-    return gradient(r)[i] + (residual.empty() ? 0.0F : residual[i]);
+  float residual(int r, std::size_t i) {
+    const std::span<const float> all = state(r).residual();
+    return all.empty() ? 0.0F : all[i];
   }
+  // What rank r would put in: its gradient and its residual.
+  float own(int r, std::size_t i) { return gradient(r)[i] + residual(r, i); }
 
  private:
   static SimOptions sim_options(int ranks, std::uint64_t seed) {
@@ -146,7 +147,7 @@ inline double mass_error(SparseJob& job, const std::vector<std::vector<double>>&
   for (std::size_t i = 0; i < y.size(); ++i) {
     double left = -static_cast<double>(y[i]);
     for (int r = 0; r < job.size(); ++r)
-      left += put_in[static_cast<std::size_t>(r)][i] - static_cast<double>(job.state(r).residual()[i]);
+      left += put_in[static_cast<std::size_t>(r)][i] - static_cast<double>(job.residual(r, i));
     worst = std::max(worst, std::abs(left));
   }
   return worst;

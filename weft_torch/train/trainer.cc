@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <numeric>
 
 #include "data_parallel/checkpoint.h"
 #include "data_parallel/formula.h"
@@ -249,9 +250,12 @@ TrainSummary Trainer::summary() {
   summary_.seconds = sums[1] / world_.size();
   summary_.tokens_per_second = summary_.seconds > 0 ? tokens_ / summary_.seconds : 0;
   summary_.waiting_share = sums[1] > 0 ? sums[0] / sums[1] : 0;
-  std::vector<double> slowest = seconds_;
-  if (!slowest.empty()) world_.all_reduce(Dense(std::span(slowest)), {.reduction = Reduction::max});
-  summary_.step_seconds_median = median(std::move(slowest));
+  std::vector<double> ends(seconds_.size());
+  std::partial_sum(seconds_.begin(), seconds_.end(), ends.begin());
+  if (!ends.empty()) world_.all_reduce(Dense(std::span(ends)), {.reduction = Reduction::max});
+  std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
+  summary_.step_seconds_median = median(ends);
+  summary_.step_seconds = std::move(ends);
   summary_.wire_bytes_per_step = median(std::move(largest));
   if (summary_.steps > 0) {
     summary_.formula_bytes_per_step = static_cast<double>(

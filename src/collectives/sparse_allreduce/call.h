@@ -117,6 +117,7 @@ struct SparseAlgorithm {
   int (*rounds)(const SparseShape& shape);
   SparseRun* run;
   bool exact;  // entries() is what is sent where every block has enough values (spardl: not with B-SAG)
+  bool lossless = false;  // leaves no residual
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
 const SparseAlgorithm& find_sparse_algorithm(

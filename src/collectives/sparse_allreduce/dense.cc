@@ -61,7 +61,6 @@ Task<void> sparse_dense(Comm comm, SparseCall call) {
   auto add = [&] {
     const Stopwatch watch(call.result->select_seconds);
     add_residual(call, sum);
-    std::fill(call.work->staged.begin(), call.work->staged.end(), 0.0F);
   };
   co_await comm.compute(add);
   // Step 2

@@ -187,7 +187,7 @@ Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseS
   const SparseCall call = checked(comm, gradient, state, result, options);
   declare(comm, row, call);
   call.work->has_staged = false;
-  call.work->staged.resize(gradient.size());
+  call.work->staged.resize(row.lossless ? 0 : gradient.size());
   call.work->next_thresholds = call.work->thresholds;
   call.work->next_team_quota = call.work->team_quota;
   *call.result = SparseResult::Contents{.deal = call.result->deal,
