@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <map>
 #include <thread>
 
@@ -60,7 +61,7 @@ class Comparison {
       outline_ = outline_for(command_.folder, command_.computation.outline, command_.options, command_.ranks);
     for (const NamedLink& link : links) {
       std::vector<std::string> missing;
-      for (const std::string& scheme : command_.schemes) {
+      for (const std::string& scheme : wanted()) {
         if (!folder_->has(scheme, link.name)) missing.push_back(scheme);
       }
       if (!missing.empty()) measure(missing, link);
@@ -71,7 +72,15 @@ class Comparison {
     std::vector<std::string> links;
     links.reserve(command_.links.size());
     for (const NamedLink& link : command_.links) links.push_back(link.name);
-    const std::vector<Row> rows = rows_of(folder_->points(), command_.schemes, links);
+    std::deque<std::vector<Point>> chosen;  // what rows point at
+    std::vector<Row> rows;
+    if (command_.bucket_mibs.empty()) rows = rows_of(folder_->points(), command_.schemes, links);
+    for (const std::string& link : links) {
+      if (command_.bucket_mibs.empty()) break;
+      chosen.push_back(fastest_variants(folder_->points(), command_.schemes, link));
+      const std::vector<Row> more = rows_of(chosen.back(), command_.schemes, {link});
+      rows.insert(rows.end(), more.begin(), more.end());
+    }
     const std::filesystem::path page = write_page(command_, rows);
     if (command_.json) {
       for (const Row& row : rows) std::printf("%s\n", to_json(row).dump().c_str());
@@ -89,6 +98,16 @@ class Comparison {
   }
 
  private:
+  std::vector<std::string> wanted() const {
+    if (command_.bucket_mibs.empty()) return command_.schemes;
+    std::vector<std::string> names;
+    for (const std::string& scheme : command_.schemes) {
+      for (const double size : command_.bucket_mibs)
+        names.push_back(name_of({.scheme = scheme, .bucket_mib = size}));
+    }
+    return names;
+  }
+
   // Before the folder is made: what cannot be read leaves nothing behind.
   void prepare() {
     if (emulated_) {

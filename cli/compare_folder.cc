@@ -34,7 +34,7 @@ std::vector<std::string> common(const std::string& config) {
   std::vector<std::string> lines;
   for (const std::string& line : lines_of(config)) {
     const std::string key = key_of(line);
-    if (key != "schemes" && key != "link" && key != "sweep") lines.push_back(line);
+    if (key != "schemes" && key != "try-buckets" && key != "link" && key != "sweep") lines.push_back(line);
   }
   return lines;
 }

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "base/names.h"
 #include "compare_point.h"
@@ -19,7 +20,7 @@ constexpr const char* kDefaultLatency = "50us";  // of a swept rate, where --lin
 
 struct Typed : TrainFlags, Computation {
   std::string schemes = "dense,dense-bf16,powersgd,topka,oktopk,spardl";
-  std::string link, sweep, out;
+  std::string try_buckets, link, sweep, out;
   std::int64_t steps = 15;
   bool json = false;
 };
@@ -52,6 +53,8 @@ struct Parser {
     selection.group("Comparison");
     settings.group("Comparison");
     selection.add("schemes", typed.schemes, "some of " + list_of(scheme_names()) + "; dense among them");
+    selection.add("try-buckets", typed.try_buckets,
+                  "MIB,MIB,...: every scheme with buckets of each of these sizes; its row is the fastest");
     selection.add("link", typed.link, "RATE[,LATENCY], e.g. 1gbit,50us: a slow network between the ranks");
     selection.add("sweep", typed.sweep,
                   "link=RATE,RATE,...: these rates one after another, with --link's latency (or 50us)");
@@ -92,6 +95,21 @@ std::vector<std::string> schemes_of(const std::string& text) {
   if (std::find(schemes.begin(), schemes.end(), "dense") == schemes.end())
     throw UsageError("--schemes " + text + " has no dense, over which speed-ups are taken");
   return schemes;
+}
+
+std::vector<double> bucket_mibs_of(const std::string& text) {
+  std::vector<double> sizes;
+  if (text.empty()) return sizes;
+  for (const std::string& item : split(text)) {
+    char* end = nullptr;
+    const double size = std::strtod(item.c_str(), &end);
+    if (item.empty() || *end != '\0' || !(size > 0) || size > 1e6)
+      throw UsageError("--try-buckets '" + text + "' is no MIB,MIB,..., for example 1,4,25");
+    if (std::find(sizes.begin(), sizes.end(), size) != sizes.end())
+      throw UsageError("--try-buckets has " + item + " twice");
+    sizes.push_back(size);
+  }
+  return sizes;
 }
 
 NamedLink link_of(const std::string& text) {
@@ -149,6 +167,7 @@ CompareCommand read_compare(const std::vector<std::string>& arguments, const Pla
   resolve_data(t);
   resolve_plan(t);
   command.schemes = schemes_of(t.schemes);
+  command.bucket_mibs = bucket_mibs_of(t.try_buckets);
   const NamedLink link = link_of(t.link);
   command.links = t.sweep.empty() ? std::vector{link} : swept(t.sweep, t.link);
   for (const std::string& scheme : command.schemes) {

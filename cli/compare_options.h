@@ -23,6 +23,8 @@ struct NamedLink {
 struct CompareCommand {
   TrainOptions options;  // of every scheme; its scheme is set for each, its steps for all
   std::vector<std::string> schemes;
+  std::vector<double>
+      bucket_mibs;  // that every scheme is tried with, its row being the fastest; none: the options'
   std::vector<NamedLink> links;  // as asked for; the unshaped one comes on top
   Computation computation;
   std::int64_t measured_steps = 15;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <sstream>
 
 #include "sizes.h"
 
@@ -48,6 +50,41 @@ void beside_dense(Row& row, const Point& dense, const Point* dense_unshaped) {
 }
 
 }  // namespace
+
+std::string name_of(const Variant& variant) {
+  if (!variant.bucket_mib) return variant.scheme;
+  std::ostringstream text;
+  text << variant.scheme << "@" << *variant.bucket_mib;
+  return text.str();
+}
+
+Variant variant_of(const std::string& name) {
+  const std::size_t at = name.find('@');
+  if (at == std::string::npos) return {.scheme = name, .bucket_mib = std::nullopt};
+  return {.scheme = name.substr(0, at), .bucket_mib = std::strtod(name.c_str() + at + 1, nullptr)};
+}
+
+std::vector<Point> fastest_variants(const std::vector<Point>& points, const std::vector<std::string>& schemes,
+                                    const std::string& link) {
+  const auto seconds = [](const Point* p) { return median_with_interval(p->step_seconds).value; };
+  std::vector<Point> out;
+  for (const std::string& scheme : schemes) {
+    const Point* best = nullptr;
+    for (const Point& p : points) {
+      const Variant variant = variant_of(p.scheme);
+      if (p.link != link || variant.scheme != scheme || !variant.bucket_mib) continue;
+      if (best == nullptr || seconds(&p) < seconds(best)) best = &p;
+    }
+    if (best == nullptr) continue;
+    for (const Point* p : {best, link == kNoLink ? nullptr : find(points, best->scheme, kNoLink)}) {
+      if (p == nullptr) continue;
+      out.push_back(*p);
+      out.back().scheme = scheme;
+      out.back().bucket_mib = variant_of(best->scheme).bucket_mib;
+    }
+  }
+  return out;
+}
 
 Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
   Point point;
@@ -192,6 +229,7 @@ Json to_json(const Row& row) {
           {"parameters", p.parameters},
           {"steps", p.steps},
           {"measured_steps", p.step_seconds.size()},
+          {"bucket_mib", number(p.bucket_mib)},
           {"oversubscribed", p.oversubscribed},
           {"took_turns_with_dense", row.took_turns}};
 }

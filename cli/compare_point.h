@@ -24,8 +24,17 @@ struct Recorded {
   std::int64_t parameters = 0;
 };
 
+// A scheme with buckets of a size of its own: "dense@25". Without one it is the scheme's name alone.
+struct Variant {
+  std::string scheme;
+  std::optional<double> bucket_mib;
+};
+std::string name_of(const Variant& variant);
+Variant variant_of(const std::string& name);
+
 struct Point {
   std::string scheme, link, compute, transport;
+  std::optional<double> bucket_mib;  // only where the fastest of several was taken
   int ranks = 1;
   bool oversubscribed = false;                       // real computation, more threads than cores
   std::string session;                               // points of one session and link took turns
@@ -71,5 +80,10 @@ struct Row {
 std::vector<Row> rows_of(const std::vector<Point>& points, const std::vector<std::string>& schemes,
                          const std::vector<std::string>& links);
 nlohmann::ordered_json to_json(const Row& row);
+
+// For each of `schemes` the variant that is fastest at `link`, by the median, there and without a link, under
+// the scheme's name alone.
+std::vector<Point> fastest_variants(const std::vector<Point>& points, const std::vector<std::string>& schemes,
+                                    const std::string& link);
 
 }  // namespace weft::cli

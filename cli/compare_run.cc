@@ -132,7 +132,9 @@ void take_turns(const std::vector<std::string>& schemes, int ranks, const Turns&
 
 TrainOptions options_of(const CompareCommand& command, const std::string& scheme, const Turns& turns) {
   TrainOptions options = command.options;
-  options.scheme = scheme;
+  const Variant variant = variant_of(scheme);
+  options.scheme = variant.scheme;
+  options.bucket_mib = variant.bucket_mib.value_or(options.bucket_mib);
   options.steps = turns.steps();
   return options;
 }

@@ -33,7 +33,7 @@ struct Listener {
 void take_turns(const std::vector<std::string>& schemes, int ranks, const Turns& turns, const Work& work,
                 const Listener& listener);
 
-// Of one scheme.
+// Of one scheme or a variant of it.
 TrainOptions options_of(const CompareCommand& command, const std::string& scheme, const Turns& turns);
 
 // A model that is trained. `parameters` is set before the first step. REQUIRES: all outlive the work.

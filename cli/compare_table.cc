@@ -63,13 +63,13 @@ Cells cells_of(const std::vector<Row>& rows) {
   for (const Row& row : rows) {
     const Point& p = *row.point;
     const bool exceeds = p.wire_bytes > p.formula_bytes + 0.5;
-    cells.push_back({p.scheme, seconds_text(row.seconds.value),
-                     seconds_text(row.seconds.low) + " .. " + seconds_text(row.seconds.high),
-                     speedup_text(row), limits_text(row), count_text(row.tokens_per_second),
-                     size_text(p.wire_bytes),
-                     exceeds ? "exceeds " + size_text(p.formula_bytes) : formula_text(p),
-                     row.exposed_share ? form("%.0f %%", 100 * *row.exposed_share) : "-",
-                     text_of("%.4f", row.final_loss), text_of("%+.4f", row.loss_gap)});
+    cells.push_back(
+        {name_of({.scheme = p.scheme, .bucket_mib = p.bucket_mib}), seconds_text(row.seconds.value),
+         seconds_text(row.seconds.low) + " .. " + seconds_text(row.seconds.high), speedup_text(row),
+         limits_text(row), count_text(row.tokens_per_second), size_text(p.wire_bytes),
+         exceeds ? "exceeds " + size_text(p.formula_bytes) : formula_text(p),
+         row.exposed_share ? form("%.0f %%", 100 * *row.exposed_share) : "-", text_of("%.4f", row.final_loss),
+         text_of("%+.4f", row.loss_gap)});
   }
   // What no row has is no column.
   for (std::size_t c = cells.front().size(); c-- > 0;) {

@@ -100,7 +100,13 @@ void TcpTransport::begun(Outgoing& message) {
 }
 
 bool TcpTransport::may_begin(const Outgoing& message) {
-  if (message.traffic == TrafficClass::blocking || gives_way_until_ == Time{0}) return true;
+  using State = Outgoing::State;
+  const bool asks = message.state == State::asking;
+  // First what was posted first under its key. A request may overtake what has asked before it.
+  for (const Outgoing* m = lanes_.first(message.key); m != nullptr && m != &message; m = m->lane_next) {
+    if (!asks || m->state == State::eager || m->state == State::asking) return false;
+  }
+  if (asks || message.traffic == TrafficClass::blocking || gives_way_until_ == Time{0}) return true;
   if (message.record != nullptr && message.record->operation.waited_for) return true;
   return clock_.now() >= gives_way_until_;
 }

@@ -242,9 +242,7 @@ bool Peer::checksummed(Outgoing& message) {
 // What goes next, or null: nothing, or all of it gives way, or its checksum is not done. Where the first one
 // gives way, somebody may wait for another.
 Outgoing* Peer::choose() {
-  const auto may_go = [this](const Outgoing* m) {
-    return m->state == Outgoing::State::asking || events_.may_begin(*m);
-  };
+  const auto may_go = [this](const Outgoing* m) { return events_.may_begin(*m); };
   held_ = false;
   if (queue_.empty()) return nullptr;
   Outgoing* next = queue_.front();

@@ -44,7 +44,8 @@ class PeerEvents {
   // No more can be read: `error`, or null at the end of the stream. The peer touches nothing of its own after
   // this call.
   virtual void gone(Peer& peer, std::exception_ptr error) = 0;
-  virtual bool may_begin(const Outgoing& message) = 0;  // false: write() is called again when it may
+  // Its data, or its request where it asks. False: write() is called again when it may.
+  virtual bool may_begin(const Outgoing& message) = 0;
   virtual void begun(Outgoing& message) = 0;            // before its first byte is written
   virtual void sent(Outgoing& message) = 0;  // its memory is no longer needed; the message may be freed
 

@@ -78,6 +78,23 @@ class CompareTest(unittest.TestCase):
 
 
 class RunTest(CompareTest):
+    def test_every_scheme_gets_its_fastest_bucket_size(self) -> None:
+        flags = (*TINY, "--ranks", "2", "--steps", "6", "--schemes", "dense,spardl", "--link", "10mbit,50us", "--out", "a")
+        rows = self.rows(*flags, "--try-buckets", "0.01,1")
+        points = {(p["scheme"], p["link"]): p for p in self.points("a")}
+        self.assertEqual(set(points), {(f"{scheme}@{size}", link) for scheme in ("dense", "spardl") for size in ("0.01", "1")
+                                       for link in ("none", "10mbit,50us")})
+        self.assertEqual([row["scheme"] for row in rows], ["dense", "spardl"])
+        for row in rows:
+            of = {size: median(points[f"{row['scheme']}@{size}", row["link"]]["step_seconds"]) for size in ("0.01", "1")}
+            best = min(of, key=of.__getitem__)
+            self.assertEqual((row["step_seconds_median"], row["bucket_mib"]), (of[best], float(best)))
+            unshaped = median(points[f"{row['scheme']}@{best}", "none"]["step_seconds"])
+            self.assertEqual(row["unshaped_step_seconds_median"], unshaped)
+        self.assertIn(f"dense@{rows[0]['bucket_mib']:g} ", self.compare(*flags, "--try-buckets", "0.01,1").stdout)
+        self.refused(*TINY, "--try-buckets", "1,x", says="--try-buckets '1,x' is no MIB,MIB,...")
+        self.refused(*TINY, "--try-buckets", "4,4", says="--try-buckets has 4 twice")
+
     def test_rows_say_what_was_measured(self) -> None:
         flags = (*TINY, "--ranks", "2", "--steps", "7", "--schemes", "dense,spardl,powersgd", "--link", "10mbit,50us")
         rows = self.rows(*flags, "--out", "a")

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/worker_pool.h"
+#include "transports/recording.h"
 #include "transports/threads.h"
 #include "weft/error.h"
 
@@ -401,6 +402,38 @@ TEST(Scheduler, AWindowOfOneMessageDoesNotDeadlock) {
     }
   }
   for (const Ticket& t : tickets) EXPECT_EQ(error_of(t), "");
+}
+
+Task<void> send_all(Comm comm, std::span<const std::byte> out, int messages) {
+  std::vector<Transfer> sends;
+  for (int i = 0; i < messages; ++i) sends.push_back(comm.send(1, static_cast<std::uint32_t>(i), out));
+  for (Transfer& sent : sends) co_await sent;
+}
+
+// Messages of a micro-op that rank 0 hands to its transport for a peer that takes none of them.
+std::uint64_t handed_over(Time quiet) {
+  constexpr std::size_t kMicroOp = 1024;
+  constexpr int kMessages = 40;
+  ThreadsWorld world(ThreadsOptions{.ranks = 2, .eager_limit = 0, .tamper = {}});
+  RecordingTransport recorded(world.transport(0));
+  const EngineOptions options{.stall_limit = kNever};
+  Engine engine(recorded, options, nullptr);
+  engine.endpoint().set_micro_op_bytes(kMicroOp);
+  const std::vector<std::byte> out(kMicroOp);
+  const auto poll_for = [&engine](Time time) {
+    for (const auto start = std::chrono::steady_clock::now();
+         std::chrono::steady_clock::now() - start < time;)
+      engine.poll();
+  };
+  poll_for(quiet);
+  engine.submit(engine.world(), {.slot = 2}, [&](Comm comm) { return send_all(comm, out, kMessages); });
+  poll_for(5ms);
+  return recorded.traffic(2, 0).payload_bytes_sent / kMicroOp;
+}
+
+TEST(Scheduler, TheWindowIsWideWhereNothingIsUrgent) {
+  EXPECT_EQ(handed_over(0ms), 2U);
+  EXPECT_EQ(handed_over(1050ms), 16U);
 }
 
 TEST(Engine, SteadyStateAllocatesNothingPerMessage) {

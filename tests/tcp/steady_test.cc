@@ -174,6 +174,33 @@ TEST(TcpSteady, WhatSomebodyWaitsForGoesAtOnceAlsoBehindOthers) {
   EXPECT_LT(both[0], 0.4);
 }
 
+// Under one key: short, long, short. A long one asks first, and asking is no reason to hold back; but its
+// request must not overtake the short one, which does not ask and gives way.
+TEST(TcpSteady, WhatGivesWayIsNotOvertakenByItsOwnSuccessors) {
+  const std::array<std::vector<std::byte>, 3> data{pattern(100, 1), pattern(1 << 20, 2), pattern(200, 3)};
+  std::array<std::vector<std::byte>, 3> in;
+  for (std::size_t i = 0; i < in.size(); ++i) in[i].resize(data[i].size());
+  run_ranks(job_options(2), [&](Transport& transport, BareRank& bare) {
+    Operation operation;
+    bare.start([&](Comm comm) -> Task<void> {
+      operation.traffic = TrafficClass::gradient;
+      operation.executor = &comm.endpoint().executor();
+      const Comm bound = comm.bound(operation);
+      if (comm.rank() == 0) transport.give_way(transport.clock().now() + 100ms);
+      std::vector<Transfer> transfers;
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        if (comm.rank() == 0)
+          transfers.push_back(bound.send(1, 0, view(data[i])));
+        else
+          transfers.push_back(bound.recv(0, 0, std::span(in[i])));
+      }
+      for (Transfer& transfer : transfers) co_await transfer;
+    });
+    bare.run();
+  });
+  EXPECT_EQ(in, data);
+}
+
 // Holding back is not silence: longer than a peer is given to answer.
 TEST(TcpSteady, WhoGivesWayForLongIsNotTakenForDead) {
   EXPECT_GT(seconds_while_giving_way({.hold = 2500ms})[0], 2.4);
