@@ -96,7 +96,8 @@ Task<void> all_ended(Comm, std::vector<Ticket> tickets) {
   for (const Ticket& ticket : tickets) {
     try {
       co_await ticket;
-    } catch (...) {  // is the ticket's own
+    } catch (...) {
+      continue;  // the error is the ticket's own
     }
   }
 }

@@ -46,8 +46,8 @@ class PeerEvents {
   virtual void gone(Peer& peer, std::exception_ptr error) = 0;
   // Its data, or its request where it asks. False: write() is called again when it may.
   virtual bool may_begin(const Outgoing& message) = 0;
-  virtual void begun(Outgoing& message) = 0;            // before its first byte is written
-  virtual void sent(Outgoing& message) = 0;  // its memory is no longer needed; the message may be freed
+  virtual void begun(Outgoing& message) = 0;  // before its first byte is written
+  virtual void sent(Outgoing& message) = 0;   // its memory is no longer needed; the message may be freed
 
  protected:
   ~PeerEvents() = default;

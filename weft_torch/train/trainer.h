@@ -73,7 +73,7 @@ struct TrainSummary {
   double seconds = 0;                                   // all steps, without start-up and checkpoints
   double tokens_per_second = 0;
   double step_seconds_median = 0;
-  std::vector<double> step_seconds;  // of the job: from the end of a step on the last rank to the next one's
+  std::vector<double> step_seconds;   // of the job: from the end of a step on the last rank to the next one's
   double waiting_share = 0;           // of the ranks' time, mean over them
   double wire_bytes_per_step = 0;     // median; gradient payload of the busiest rank
   double formula_bytes_per_step = 0;  // of the last step; see data_parallel/formula.h
