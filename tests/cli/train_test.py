@@ -78,6 +78,12 @@ class RunTest(TrainTest):
         summary = json.loads((self.folder / "a/summary.json").read_text())
         self.assertEqual((summary["ranks"], summary["steps"], summary["compute"]), (3, 4, "real"))
         self.assertEqual(summary["final_loss"], rows[-1]["loss"])
+        steps = summary["step_seconds"]
+        self.assertEqual(len(steps), 4)
+        self.assertEqual(summary["step_seconds_median"], sum(sorted(steps)[1:3]) / 2)
+        # The last rank ends no step before rank 0 does.
+        for step in range(1, 5):
+            self.assertGreaterEqual(sum(steps[:step]), sum(row["seconds"] for row in rows[:step]) - 1e-9)
         self.assertEqual(max(summary["waiting_share"], 1), 1)
         self.assertTrue(json.loads((self.folder / "a/trace.json").read_text())["traceEvents"])
         self.assertTrue((self.folder / "a/checkpoints/step-4/shared.safetensors").exists())
