@@ -27,9 +27,10 @@ from rows import ROOT, Row, Rows  # noqa: E402
 WIDTH, HEIGHT = 400, 300  # of a panel's frame
 LEFT, TOP, BETWEEN, BELOW = 60, 50, 75, 150
 COLOUR = {"dense": "#000000", "dense-bf16": "#888888", "powersgd-4": "#aa4499"}
-DENSITY_COLOUR = {0.2: "#0072b2", 0.1: "#009e73", 0.03: "#e69f00", 0.01: "#d55e00"}
+DENSITY_COLOUR = {0.25: "#332288", 0.2: "#0072b2", 0.1: "#009e73", 0.05: "#b8a000", 0.03: "#e69f00", 0.01: "#d55e00"}
 OTHER_COLOUR = "#56b4e9"
-DASH = {"": "", "-warm": "7 4", "-warm-momentum": "2 3", "-warm-momentum-clip": "9 3 2 3"}
+DASH = {"": "", "-warm": "7 4", "-packed": "12 3", "-layered": "1 3", "-warm-momentum": "2 3", "-warm-momentum-clip": "9 3 2 3"}
+KIND_COLOUR = {"": "#d55e00", "-warm": "#009e73", "-packed": "#332288"}  # of the gaps
 Points = list[tuple[float, float]]
 
 
@@ -109,7 +110,8 @@ def gap_lines(rows: Sequence[Row]) -> list[Line]:
     for kind, dash in DASH.items():
         mine = sorted((s.density, 100 * s.gap) for s in summaries if s.density and kind_of(s.recipe) == kind)
         if mine:
-            out.append(Line("constant" if not kind else kind[1:].replace("-", ", "), mine, "#0072b2", dash, marks=True))
+            out.append(Line("constant" if not kind else kind[1:].replace("-", ", "), mine, KIND_COLOUR.get(kind, "#0072b2"), dash,
+                            marks=True))
     ends = [s.density for s in summaries if s.density]
     for s in summaries:
         if not s.density and s.recipe != curves.DENSE and ends:

@@ -14,8 +14,8 @@ inline constexpr const char* kNoLink = "none";  // an unshaped one
 
 // What a scheme's ranks recorded; one value for each trained step.
 struct Recorded {
-  std::vector<double> seconds;         // of the slowest rank; what the end of a turn adds is left out
-  std::vector<double> all_seconds;     // with it
+  std::vector<double> seconds;      // of the job (workload/job_steps.h), without what the end of a turn adds
+  std::vector<double> all_seconds;  // with it
   std::vector<double> waited_seconds;  // for communication, within `seconds`; mean over the ranks
   std::vector<double> wire_bytes;      // gradient payload of the busiest rank
   std::vector<double> losses;          // none where computation is emulated

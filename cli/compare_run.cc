@@ -12,6 +12,7 @@
 #include "text.h"
 #include "weft/error.h"
 #include "weft_torch/train/trainer.h"
+#include "workload/job_steps.h"
 
 namespace weft::cli {
 
@@ -81,20 +82,28 @@ class Recorder final : public Observer {
   const Turns& turns_;
 };
 
-Recorded combined(const std::vector<std::unique_ptr<Recorder>>& ranks, const TrainSummary& summary) {
+Recorded combined(const std::vector<std::unique_ptr<Recorder>>& ranks, const TrainSummary& summary,
+                  const Turns& turns) {
   Recorded out;
   const std::size_t steps = ranks.front()->records.size();
+  std::vector<std::vector<double>> seconds, all;
+  for (const auto& rank : ranks) {
+    seconds.emplace_back();
+    all.emplace_back();
+    for (const StepRecord& record : rank->records) {
+      seconds.back().push_back(record.seconds - record.settle_seconds);
+      all.back().push_back(record.seconds);
+    }
+  }
+  out.seconds = job_steps(seconds, turns.ends);
+  out.all_seconds = job_steps(all, turns.ends);
   for (std::size_t i = 0; i < steps; ++i) {
-    double seconds = 0, all = 0, waited = 0, bytes = 0;
+    double waited = 0, bytes = 0;
     for (const auto& rank : ranks) {
       const StepRecord& record = rank->records[i];
-      seconds = std::max(seconds, record.seconds - record.settle_seconds);
-      all = std::max(all, record.seconds);
       waited += (record.waited_seconds - record.settle_waited_seconds) / static_cast<double>(ranks.size());
       bytes = std::max(bytes, static_cast<double>(record.sent_bytes));
     }
-    out.seconds.push_back(seconds);
-    out.all_seconds.push_back(all);
     out.waited_seconds.push_back(waited);
     out.wire_bytes.push_back(bytes);
     out.losses.push_back(ranks.front()->records[i].loss);
@@ -161,7 +170,7 @@ Work train_work(const CompareCommand& command, const NamedLink& link, const Turn
         throw;
       }
     });
-    return combined(recorders, summary);
+    return combined(recorders, summary, turns);
   };
 }
 

@@ -1,6 +1,7 @@
 #include "emulated.h"
 
 #include <cstdio>
+#include <thread>
 
 #include "outline_file.h"
 #include "text.h"
@@ -43,8 +44,10 @@ Outline outline_for(const fs::path& folder, const std::string& file, const Train
   return outline;
 }
 
-EmulationOptions emulation_of(const TrainOptions& options) {
+EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outline& outline) {
   EmulationOptions out;
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  out.occupies = ranks > 1 && outline.side_by_side == ranks && ranks <= cores;
   out.parallel = data_parallel_options(options);
   out.warmup = 0;
   out.steps = options.steps;
@@ -81,11 +84,13 @@ std::vector<EmulatedSteps> emulate_ranks(int ranks, const std::optional<LinkSpec
 
 SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline) {
   if (ranks > kMostMeasuredRanks) return {};
-  EmulationOptions emulation = emulation_of(options);
+  EmulationOptions emulation = emulation_of(options, ranks, outline);
   emulation.warmup = kCostWarmUp;
   emulation.steps = kCostSteps;
-  return costs_of(emulate_ranks(ranks, std::nullopt, outline, emulation),
-                  pool_workers(Config::from_environment(), ranks));
+  SimulatedCosts out = costs_of(emulate_ranks(ranks, std::nullopt, outline, emulation),
+                                pool_workers(Config::from_environment(), ranks));
+  out.occupies = emulation.occupies;
+  return out;
 }
 
 std::vector<EmulatedSteps> simulate(const TrainOptions& options, int ranks,
@@ -99,7 +104,7 @@ std::vector<EmulatedSteps> simulate(const TrainOptions& options, int ranks,
     simulation.link.bytes_per_second = link->bytes_per_second;
     simulation.link.latency_seconds = link->latency_seconds;
   }
-  return simulate_ranks(outline, emulation_of(options), simulation);
+  return simulate_ranks(outline, emulation_of(options, ranks, outline), simulation);
 }
 
 }  // namespace weft::cli

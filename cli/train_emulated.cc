@@ -1,12 +1,12 @@
 #include "train_emulated.h"
 
 #include <algorithm>
-#include <numeric>
 #include <thread>
 
 #include "emulated.h"
 #include "sizes.h"
 #include "train_report.h"
+#include "workload/job_steps.h"
 
 namespace weft::cli {
 
@@ -30,13 +30,10 @@ StepRecord record_of(const std::vector<EmulatedSteps>& ranks, std::size_t step, 
 TrainSummary summary_of(const std::vector<EmulatedSteps>& ranks, double tokens) {
   TrainSummary summary;
   const std::size_t steps = ranks.front().step_seconds.size();
-  std::vector<double> ends(steps), busiest(steps);
+  std::vector<double> busiest(steps);
   double seconds = 0, waited = 0;
   for (const EmulatedSteps& rank : ranks) {
-    double end = 0;
     for (std::size_t i = 0; i < steps; ++i) {
-      end += rank.step_seconds[i];
-      ends[i] = std::max(ends[i], end);
       busiest[i] = std::max(busiest[i], rank.wire_bytes[i]);
       seconds += rank.step_seconds[i];
       waited += rank.waited_seconds[i];
@@ -45,9 +42,8 @@ TrainSummary summary_of(const std::vector<EmulatedSteps>& ranks, double tokens) 
   summary.steps = static_cast<std::int64_t>(steps);
   summary.seconds = seconds / static_cast<double>(ranks.size());
   summary.tokens_per_second = summary.seconds > 0 ? tokens * static_cast<double>(steps) / summary.seconds : 0;
-  std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
-  summary.step_seconds_median = median_of(ends);
-  summary.step_seconds = std::move(ends);
+  summary.step_seconds = job_steps(seconds_of(ranks));
+  summary.step_seconds_median = median_of(summary.step_seconds);
   summary.waiting_share = seconds > 0 ? waited / seconds : 0;
   summary.wire_bytes_per_step = median_of(busiest);
   summary.formula_bytes_per_step = static_cast<double>(ranks.front().formula_bytes);
@@ -75,7 +71,8 @@ void emulate_training(const TrainCommand& command, const std::filesystem::path& 
     const SimulatedCosts costs = measured_costs(options, command.ranks, outline);
     ranks = simulate(options, command.ranks, command.link, outline, costs);
   } else {
-    ranks = emulate_ranks(command.ranks, command.link, outline, emulation_of(options));
+    ranks =
+        emulate_ranks(command.ranks, command.link, outline, emulation_of(options, command.ranks, outline));
   }
   const double tokens = static_cast<double>(outline.tokens_per_rank) * command.ranks;
   for (std::size_t i = 0; i < ranks.front().step_seconds.size(); ++i)

@@ -54,6 +54,7 @@ void add_gradient_flags(Settings& s, TrainFlags& t) {
         "sgd: momentum of each rank's gradients, before the residual; 0: none");
   s.add("codec", t.options.codec, "coo, packed (default), packed-bf16");
   s.add("residual", t.options.residual, "gres (default), pres, lres, drop");
+  s.add("quotas", t.options.quotas, "of the buckets' entries: adaptive (default), proportional");
   s.add("teams", t.options.teams, "spardl: a divisor of the ranks; 0: by the cost model");
   s.add("powersgd-rank", t.options.powersgd_rank, "powersgd: columns of its factors");
   s.add("bucket-mib", t.options.bucket_mib, "of a bucket, in MiB");

@@ -1,24 +1,13 @@
 // Operations, waits and transfers: the parts of weft/transport.h and weft/comm.h that every transport shares.
 #include <algorithm>
-#include <ctime>
 
+#include "base/thread_time.h"
 #include "base/worker_pool.h"
 #include "weft/comm.h"
 #include "weft/error.h"
 #include "weft/transport.h"
 
 namespace weft {
-
-namespace {
-
-// Processor time of the calling thread: what a computation takes where others compete for the cores.
-double thread_seconds() {
-  timespec t{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-}  // namespace
 
 Wait::Wait(Operation& op) : operation(op), next_(op.pending_) {
   if (next_ != nullptr) next_->previous_ = this;

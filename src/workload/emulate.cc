@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/thread_time.h"
 #include "data_parallel/formula.h"
 #include "weft/collective.h"
 #include "weft/error.h"
@@ -41,7 +42,8 @@ Figures agree_on_figures(World& world, const std::optional<LinkCost>& planned) {
 
 // A rank whose computation is a clock: `computed_until_` is where an accelerator would be. The thread sleeps
 // until then; if it wakes up late, the next timer is shorter by that. What the thread itself does (copies)
-// and what it waits for moves the clock on.
+// and what it waits for moves the clock on. With `occupies` the thread computes instead of sleeping, and the
+// clock stands where it is when it has had its processor time.
 class EmulatedRank {
  public:
   EmulatedRank(World& world, const Outline& outline, const EmulationOptions& options)
@@ -100,6 +102,12 @@ class EmulatedRank {
 };
 
 void EmulatedRank::compute(double seconds) {
+  if (options_.occupies) {
+    const double until = thread_seconds() + seconds;
+    while (thread_seconds() < until) continue;
+    computed_until_ = std::max(computed_until_, Clock::now());
+    return;
+  }
   computed_until_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   std::this_thread::sleep_until(computed_until_);
 }

@@ -11,7 +11,9 @@
 // Two drivers:
 //   emulate_rank    wall time, one rank of a world: threads over a shaped network, processes over tcp or mpi.
 //                   A timer sleeps, so eight ranks on two cores behave like eight accelerators; gradients,
-//                   selection, codecs, copies and bytes are real, and compete for the real cores.
+//                   selection, codecs, copies and bytes are real, and compete for the real cores. Or it
+//                   occupies a core (`occupies`): for ranks that compute on the cores on which their
+//                   communication runs, and slow each other down.
 //   simulate_ranks  virtual time, all ranks on the calling thread: the strategy, the selection and the bytes
 //                   are the same, but they take the virtual time that SimulatedCosts says (none by default).
 //
@@ -49,7 +51,9 @@ struct EmulationOptions {
   Distribution gradients = Distribution::heavy;
   bool clip = false;  // the first update waits for all gradients, as clipping by a norm does
   std::optional<LinkCost> planned_link;  // by which algorithms are chosen; none: the world's own figures
-  // affects speed only; called on the rank's thread (in virtual time: all ranks' on the calling one). Steps
+  // affects speed only
+  bool occupies = false;  // a block's seconds are processor time of the rank's thread; else it sleeps
+  // Called on the rank's thread (in virtual time: all ranks' on the calling one). Steps
   // count from 0, warm-up included.
   std::function<void(std::int64_t step)> before_step;    // its time counts for no step
   std::function<bool(std::int64_t step)> settles_after;  // wait for all of that step and update at once, as
@@ -69,6 +73,8 @@ struct EmulatedSteps {
   std::int64_t formula_bytes = 0;         // of the last step; data_parallel/formula.h
 };
 
+std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps
+
 // REQUIRES: called on all ranks of the world. Throws UsageError, and what tickets throw: then everything
 // under way was abandoned.
 EmulatedSteps emulate_rank(World& world, const Outline& outline, const EmulationOptions& options);
@@ -78,6 +84,7 @@ struct SimulatedCosts {
   std::vector<double> bucket_seconds;  // processor time of each bucket's operation; empty: none
   double hand_over_seconds = 0;        // all gradients of a step into their buckets
   int workers = 0;                     // that share the buckets' work of all ranks; 0: each rank has its own
+  bool occupies = false;               // a rank's computation stands still while its buckets are worked on
 };
 // As an emulated run had them: medians over its steps, mean over its ranks. `workers`: of its pool, 0 where
 // every rank had a machine of its own.

@@ -3,7 +3,8 @@
 //
 // Selection and coding take no virtual time inside of a collective. So a bucket whose gradients are all there
 // first waits for its seconds of a worker (first come, first served), and is handed over then: one bucket
-// takes as long as if its work were spread over the hops.
+// takes as long as if its work were spread over the hops. Where a rank computes on the cores on which that
+// work is done (SimulatedCosts::occupies), its computation stands still meanwhile.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -87,6 +88,7 @@ class SimulatedRank {
   static Task<void> end_backward(Comm comm, SimulatedRank* me);
   static Task<void> before_block(Comm comm, SimulatedRank* me, std::size_t block);
   static Task<void> backward(Comm comm, SimulatedRank* me, std::int64_t step);
+  static Task<void> pass(Comm comm, SimulatedRank* me, double seconds);
   static Task<void> wait_for(Comm comm, SimulatedRank* me, Ticket ticket);
   static Task<void> work_on(Comm comm, SimulatedRank* me, int bucket, std::int64_t step);
   void arrived(int tensor, std::int64_t step);
@@ -109,14 +111,21 @@ class SimulatedRank {
   StepAccount account_;
   StepAccount::Step current_;
   Time began_{};
+  Time core_taken_{}, core_taken_until_{};  // by work on buckets, in all; where computation needs the core
   bool stopped_ = true;
   bool ended_ = false;      // backward is over, step_end() has not been called
   bool under_way_ = false;  // a step has ended and is not settled
   std::uint32_t exchanges_ = 0;
 };
 
-Task<void> pass(Comm comm, double seconds) {
-  if (seconds > 0) co_await comm.sleep_until(comm.now() + from_seconds(seconds));
+Task<void> SimulatedRank::pass(Comm comm, SimulatedRank* me, double seconds) {
+  if (seconds <= 0) co_return;
+  Time until = std::max(comm.now(), me->core_taken_until_) + from_seconds(seconds);
+  while (comm.now() < until) {
+    const Time taken = me->core_taken_;
+    co_await comm.sleep_until(until);
+    until = comm.now() + (me->core_taken_ - taken);
+  }
 }
 
 Task<void> SimulatedRank::wait_for(Comm comm, SimulatedRank* me, Ticket ticket) {
@@ -146,6 +155,10 @@ void SimulatedRank::hand_over(int bucket, std::int64_t step) {
 
 Task<void> SimulatedRank::work_on(Comm comm, SimulatedRank* me, int bucket, std::int64_t step) {
   const double cost = me->job_.costs.bucket_seconds[static_cast<std::size_t>(bucket)];
+  if (me->job_.costs.occupies) {
+    me->core_taken_ += from_seconds(cost);
+    me->core_taken_until_ = std::max(comm.now(), me->core_taken_until_) + from_seconds(cost);
+  }
   co_await comm.sleep_until(me->job_.workers_of(comm.rank()).done(comm.now(), cost));
   me->hand_over(bucket, step);
 }
@@ -167,11 +180,11 @@ Task<void> SimulatedRank::backward(Comm comm, SimulatedRank* me, std::int64_t st
     const BlockBackward& block = me->job_.backward[b];
     for (const ReadyGradient& gradient : block.gradients) {
       const double copy = me->copy_seconds(gradient.tensor);
-      co_await pass(comm, gradient.seconds + copy);
+      co_await pass(comm, me, gradient.seconds + copy);
       me->current_.handed_over += copy;
       me->arrived(gradient.tensor, step);
     }
-    co_await pass(comm, block.rest_seconds);
+    co_await pass(comm, me, block.rest_seconds);
   }
 }
 
@@ -195,7 +208,7 @@ Task<void> SimulatedRank::before_block(Comm comm, SimulatedRank* me, std::size_t
     tickets.assign(all.begin(), all.end());
   }
   for (std::size_t i = 0; i < tickets.size(); ++i) co_await wait_for(comm, me, tickets[i]);
-  co_await pass(comm, me->job_.outline.blocks[block].update_seconds);
+  co_await pass(comm, me, me->job_.outline.blocks[block].update_seconds);
   if (!last) co_return;
   for (std::size_t i = 0; i < me->parallel_.tickets().size(); ++i)
     co_await wait_for(comm, me, me->parallel_.tickets()[i]);
@@ -212,11 +225,11 @@ Task<void> SimulatedRank::one_step(Comm comm, SimulatedRank* me, std::int64_t st
   me->stopped_ = false;
   me->current_ = {};
   co_await agree_on_tokens(comm, me);
-  co_await pass(comm, job.outline.other_seconds);
+  co_await pass(comm, me, job.outline.other_seconds);
   co_await end_backward(comm, me);
   for (std::size_t b = 0; b < job.outline.blocks.size(); ++b) {
     co_await before_block(comm, me, b);
-    co_await pass(comm, job.outline.blocks[b].forward_seconds);
+    co_await pass(comm, me, job.outline.blocks[b].forward_seconds);
   }
   co_await backward(comm, me, step);
   me->ended_ = true;

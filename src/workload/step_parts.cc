@@ -116,6 +116,12 @@ EmulatedSteps StepAccount::take(std::int64_t warmup) {
   return out;
 }
 
+std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks) {
+  std::vector<std::vector<double>> out;
+  for (const EmulatedSteps& rank : ranks) out.push_back(rank.step_seconds);
+  return out;
+}
+
 SimulatedCosts costs_of(std::span<const EmulatedSteps> ranks, int workers) {
   SimulatedCosts out;
   out.workers = workers;

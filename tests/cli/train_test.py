@@ -199,6 +199,7 @@ class BadInputTest(TrainTest):
                 (("--model", "gtp"), "did you mean 'gpt'"),
                 (("--scheme", "spardel"), "did you mean 'spardl'"),
                 (("--optimizer", "adamv"), "did you mean 'adam"),
+                (("--quotas", "proportionate"), "did you mean 'proportional'"),
                 (("--ranks", "0"), "ranks must be 1 to 256"),
                 (("--ranks", "257"), "ranks must be 1 to 256"),
                 (("--density", "0"), "density"), (("--density", "1.5"), "density"), (("--density", "x"), "density"),

@@ -179,7 +179,15 @@ def test_info_and_bench():
         weft.bench("allreduse")
 
 
-@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="no GPU here")
+WITH_GPU = pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="no GPU here")
+
+
+@WITH_GPU
+def test_dense_training_of_cuda_tensors_equals_one_process(launch):
+    launch("equality.py", 2, "cuda")
+
+
+@WITH_GPU
 def test_cuda_tensors_are_staged():
     import torch
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <ctime>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -84,6 +85,36 @@ TEST(Emulate, TimersOfManyRanksRunSideBySide) {
       EXPECT_LT(sum(rank.step_seconds), computed * 4);  // one after the other: five times, and the exchange
     }
   }
+}
+
+double process_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+// Two ranks on one core: what they occupy comes one after the other, what they sleep does not.
+TEST(Emulate, ComputationThatOccupiesACoreTakesProcessorTime) {
+  EmulationOptions options = options_of("dense");
+  const double computed = 2 * 5 * compute_seconds(outline());  // two ranks, warm-up among the steps
+  const auto processor_seconds = [&] {
+    const double before = process_seconds();
+    emulate(2, options);
+    return process_seconds() - before;
+  };
+  const double asleep = processor_seconds();
+  options.occupies = true;
+  EXPECT_GE(processor_seconds(), computed - 1e-3);
+  EXPECT_LT(asleep, computed);  // control
+}
+
+TEST(Emulate, InVirtualTimeWorkOnBucketsDelaysComputationThatOccupiesTheirCore) {
+  const EmulationOptions options = options_of("spardl");
+  SimulationOptions simulation{.ranks = 1, .link = {}, .costs = {}};
+  const auto seconds = [&] { return sum(simulate_ranks(outline(), options, simulation)[0].step_seconds); };
+  const double free = seconds();
+  EXPECT_GE(free, 4 * compute_seconds(outline()) - 1e-6);
+  // Table, layer's weight, its bias, head: those behind the table are worked on while backward goes on.
+  simulation.costs.bucket_seconds = {0, 1e-3, 1e-3, 1e-3};
+  EXPECT_NEAR(seconds(), free, 1e-4);  // control: on a core of their own
+  simulation.costs.occupies = true;
+  EXPECT_NEAR(seconds(), free + 4 * 3e-3, 1e-4);
 }
 
 TEST(Emulate, ASlowLinkIsWaitedFor) {

@@ -224,6 +224,10 @@ TEST(TrainOptionsTest, SchedulesAndChecks) {
   EXPECT_DOUBLE_EQ(density_at(o, 1), 0.05);
   EXPECT_EQ(density_at(o, 2), 0.01);
 
+  EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::adaptive);
+  o.quotas = "proportional";
+  EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::proportional);
+
   const auto refused = [](const char* part, auto change) {
     TrainOptions bad;
     change(bad);

@@ -38,6 +38,7 @@ void check_scheme(const TrainOptions& o, int ranks) {
   require_known("scheme", o.scheme, scheme_names());
   require_known("codec", o.codec, {"coo", "packed", "packed-bf16"});
   require_known("residual rule", o.residual, {"gres", "pres", "lres", "drop"});
+  require_known("quotas", o.quotas, {"adaptive", "proportional"});
   require(o.density > 0 && o.density <= 1, "density", "above 0 and at most 1", o.density);
   require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
   require(o.teams >= 0 && (o.teams == 0 || ranks % o.teams == 0), "teams",
@@ -115,6 +116,7 @@ DataParallelOptions data_parallel_options(const TrainOptions& o) {
   out.density = o.density;
   out.codec = o.codec;
   out.residual = residual_rule_of(o.residual);
+  out.quotas = quota_kind_of(o.quotas);
   out.teams = o.teams;
   out.rank = o.powersgd_rank;
   out.seed = o.seed;

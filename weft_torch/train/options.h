@@ -32,7 +32,8 @@ struct TrainOptions {
   std::int64_t warmup_steps = 0;  // over which the density falls from kWarmUpDensity; 0: none
   std::string codec = "packed";
   std::string residual = "gres";
-  int teams = 0;  // 0: by the cost model
+  std::string quotas = "adaptive";  // of the buckets: or "proportional"
+  int teams = 0;                    // 0: by the cost model
   int powersgd_rank = 4;
   // What the cost model goes by: not what is measured, which differs from run to run, and bits with it.
   LinkCost planned_link{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 0};

@@ -26,8 +26,8 @@ class Awkward(torch.nn.Module):
 
 def batch(step, rank, rows=4, dtype=torch.float64):
     """This rank's rows of a step, and what they should become."""
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(rows, 12, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(1000 * step + rank)
+    x = torch.randn(rows, 12, generator=generator, dtype=torch.float64, device="cpu").to(torch.get_default_device())
     return x.to(dtype), torch.sin(x[:, :4] + x[:, 4:8]).to(dtype)
 
 
