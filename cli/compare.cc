@@ -16,6 +16,7 @@
 #include "compare_run.h"
 #include "compare_table.h"
 #include "emulated.h"
+#include "memory.h"
 #include "outline_file.h"
 #include "text.h"
 #include "torch_verbs.h"
@@ -57,8 +58,10 @@ class Comparison {
     for (const NamedLink& link : command_.links) {
       if (link.spec) links.push_back(link);
     }
-    if (emulated_)
+    if (emulated_) {
       outline_ = outline_for(command_.folder, command_.computation.outline, command_.options, command_.ranks);
+      command_.options.model = outline_.model;
+    }
     for (const NamedLink& link : links) {
       std::vector<std::string> missing;
       for (const std::string& scheme : wanted()) {
@@ -112,7 +115,8 @@ class Comparison {
   void prepare() {
     if (emulated_) {
       if (!command_.computation.outline.empty())
-        static_cast<void>(read_outline(command_.computation.outline));
+        check_memory(1, command_.ranks, read_outline(command_.computation.outline).parameters,
+                     kCopiesOfEmulation, available_memory());
       return;
     }
     OpenedData opened = open_data(data_options(command_.options));
@@ -128,6 +132,7 @@ class Comparison {
     point.transport = command_.computation.transport;
     point.ranks = command_.ranks;
     point.oversubscribed = oversubscribed_;
+    point.occupies_cores = emulated_ && occupies_cores(outline_, command_.ranks);
     point.session = session_;
     folder_->add(std::move(point));
   }
@@ -158,8 +163,11 @@ class Comparison {
     std::int64_t parameters = outline_.parameters;
     const Work work = emulated_ ? emulate_work(command_, link, turns_, outline_)
                                 : train_work(command_, link, turns_, source_, parameters);
+    const double copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining;
+    const auto check = [&] { check_memory(schemes.size(), command_.ranks, parameters, copies, available); };
+    if (emulated_) check();  // (a model tells its size when it is made)
     Listener listener;
-    listener.first_opened = [&] { check_memory(schemes.size(), command_.ranks, parameters, available); };
+    listener.first_opened = check;
     listener.turn = [&](const Round& round) {
       progress_.show(link.name + ": round " + std::to_string(round.number + 1) + " of " +
                      std::to_string(round.rounds) + ", " + round.scheme);
@@ -170,7 +178,7 @@ class Comparison {
     cli::take_turns(schemes, command_.ranks, turns_, work, listener);
   }
 
-  const CompareCommand& command_;
+  CompareCommand command_;
   const bool emulated_;
   const Turns turns_;
   Progress progress_;

@@ -114,6 +114,7 @@ Json to_json(const Point& p) {
           {"transport", p.transport},
           {"ranks", p.ranks},
           {"oversubscribed", p.oversubscribed},
+          {"occupies_cores", p.occupies_cores},
           {"session", p.session},
           {"parameters", p.parameters},
           {"steps", p.steps},
@@ -136,6 +137,7 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("transport").get_to(p.transport);
     json.at("ranks").get_to(p.ranks);
     json.at("oversubscribed").get_to(p.oversubscribed);
+    p.occupies_cores = json.value("occupies_cores", false);
     json.at("session").get_to(p.session);
     json.at("parameters").get_to(p.parameters);
     json.at("steps").get_to(p.steps);
@@ -231,6 +233,7 @@ Json to_json(const Row& row) {
           {"measured_steps", p.step_seconds.size()},
           {"bucket_mib", number(p.bucket_mib)},
           {"oversubscribed", p.oversubscribed},
+          {"occupies_cores", p.occupies_cores},
           {"took_turns_with_dense", row.took_turns}};
 }
 

@@ -36,6 +36,7 @@ struct Point {
   std::string scheme, link, compute, transport;
   std::optional<double> bucket_mib;  // only where the fastest of several was taken
   int ranks = 1;
+  bool occupies_cores = false;                       // emulated computation that takes processor time
   bool oversubscribed = false;                       // real computation, more threads than cores
   std::string session;                               // points of one session and link took turns
   std::vector<double> step_seconds, waited_seconds;  // of the measured steps

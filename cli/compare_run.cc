@@ -18,9 +18,6 @@ namespace weft::cli {
 
 namespace {
 
-// Weights, gradients, buckets, results, two moments, residuals, and what the model computes with.
-constexpr double kCopiesOfParameters = 8;
-
 class Errors {
  public:
   void set(std::exception_ptr error) {
@@ -172,27 +169,6 @@ Work train_work(const CompareCommand& command, const NamedLink& link, const Turn
     });
     return combined(recorders, summary, turns);
   };
-}
-
-double available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string name;
-    double kib = 0;
-    if (words >> name >> kib && name == "MemAvailable:") return kib * 1024;
-  }
-  return std::numeric_limits<double>::infinity();
-}
-
-void check_memory(std::size_t schemes, int ranks, std::int64_t parameters, double available_bytes) {
-  const double worlds = static_cast<double>(schemes) * ranks;
-  const double needed = worlds * kCopiesOfParameters * sizeof(float) * static_cast<double>(parameters);
-  if (needed <= available_bytes) return;
-  throw UsageError(std::to_string(schemes) + " schemes of " + std::to_string(ranks) + " ranks with " +
-                   std::to_string(parameters) + " parameters need about " + size_text(needed) +
-                   " at once, and " + size_text(available_bytes) +
-                   " are free: fewer --schemes at a time into the same --out, or a smaller model");
 }
 
 }  // namespace weft::cli

@@ -46,8 +46,4 @@ Work emulate_work(const CompareCommand& command, const NamedLink& link, const Tu
 Recorded simulate_scheme(const TrainOptions& options, int ranks, const NamedLink& link,
                          const Outline& outline, const SimulatedCosts& costs);
 
-// Throws UsageError of one sentence where so many worlds of so many parameters do not fit into memory.
-void check_memory(std::size_t schemes, int ranks, std::int64_t parameters, double available_bytes);
-double available_memory();  // bytes; infinite where the system does not say
-
 }  // namespace weft::cli

@@ -98,7 +98,8 @@ std::string table_text(const Cells& cells) {
 
 std::string kind_of(const Point& p) {
   if (p.transport == "sim") return "simulated time";
-  return p.compute == "emulated" ? "emulated computation" : "real computation";
+  if (p.compute != "emulated") return "real computation";
+  return p.occupies_cores ? "emulated computation that occupies its cores" : "emulated computation";
 }
 
 std::string headline(const CompareCommand& command, const Point& p) {

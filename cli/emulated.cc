@@ -44,15 +44,19 @@ Outline outline_for(const fs::path& folder, const std::string& file, const Train
   return outline;
 }
 
+bool occupies_cores(const Outline& outline, int ranks) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return ranks > 1 && outline.side_by_side == ranks && ranks <= cores;
+}
+
 EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outline& outline) {
   EmulationOptions out;
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  out.occupies = ranks > 1 && outline.side_by_side == ranks && ranks <= cores;
+  out.occupies = occupies_cores(outline, ranks);
   out.parallel = data_parallel_options(options);
   out.warmup = 0;
   out.steps = options.steps;
   out.seed = options.seed;
-  out.clip = options.clip_norm > 0 || options.skip_not_finite;
+  out.clip = !why_updates_wait(options).empty();
   out.planned_link = options.planned_link;
   return out;
 }

@@ -22,9 +22,12 @@ namespace weft::cli {
 Outline outline_for(const std::filesystem::path& folder, const std::string& file, const TrainOptions& options,
                     int ranks);
 
+// Where the outline was measured of so many ranks side by side and this machine has a core for each,
+// computation occupies it; else ranks stand for machines of their own, and sleep.
+bool occupies_cores(const Outline& outline, int ranks);
+
 // As the options of a training say: scheme, density, codec, buckets, clipping, plan. All steps are recorded,
-// none is warm-up. Where the outline was measured of so many ranks side by side and this machine has a core
-// for each, computation occupies it; else ranks stand for machines of their own, and sleep.
+// none is warm-up.
 EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outline& outline);
 
 // Ranks as threads over such a link; none: not shaped.

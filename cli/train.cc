@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "memory.h"
 #include "outline_file.h"
 #include "run_folder.h"
 #include "torch_verbs.h"
@@ -38,10 +39,15 @@ TrainRun run_in(const TrainCommand& command, const std::string& folder) {
   return run;
 }
 
-std::string trace_text(std::span<const Trace> traces) {
+// Of a run that was not asked for all of it: its first steps.
+constexpr std::size_t kFirstEvents = 4000;
+
+Trace make_trace(const TrainCommand& command) { return command.trace ? Trace() : Trace(kFirstEvents); }
+
+std::string trace_text(std::span<const Trace> traces, int first = 0) {
   std::vector<const Trace*> of_rank;
   for (const Trace& trace : traces) of_rank.push_back(&trace);
-  return chrome_trace(of_rank);
+  return chrome_trace(of_rank, first);
 }
 
 ReportOptions report_of(const TrainCommand& command, const std::string& folder, std::string transport) {
@@ -62,10 +68,10 @@ void on_threads(const TrainCommand& command) {
   TrainRun run = run_in(command, folder);
   run.source = opened.source;
 
-  std::vector<Trace> traces;
+  std::vector<Trace> traces(static_cast<std::size_t>(command.ranks), make_trace(command));
   RunOptions ranks;
   ranks.config = Config::from_environment();
-  if (command.trace) ranks.traces = &traces;
+  ranks.traces = &traces;
   if (command.link) {
     ranks.link = EmulatedLink{.bytes_per_second = command.link->bytes_per_second,
                               .latency_seconds = command.link->latency_seconds};
@@ -78,15 +84,15 @@ void on_threads(const TrainCommand& command) {
     const TrainSummary mine = train_rank(world, command.options, run, observer);
     if (world.rank() == 0) summary = mine;
   });
-  if (command.trace) write_file(fs::path(folder) / "trace.json", trace_text(traces));
+  write_file(fs::path(folder) / "trace.json", trace_text(traces));
   report.finish(summary);
 }
 
 void as_launched(const TrainCommand& command) {
-  Trace trace;
+  Trace trace = make_trace(command);
   JoinOptions join;
   join.config = Config::from_environment();
-  if (command.trace) join.trace = &trace;
+  join.trace = &trace;
   std::unique_ptr<TrainReport> report;
   TrainSummary summary;
   std::string folder;
@@ -109,9 +115,8 @@ void as_launched(const TrainCommand& command) {
       throw;
     }
   }
-  if (command.trace) {
-    write_file(fs::path(folder) / ("trace.rank" + std::to_string(rank) + ".json"), trace_text({&trace, 1}));
-  }
+  write_file(fs::path(folder) / ("trace.rank" + std::to_string(rank) + ".json"),
+             trace_text({&trace, 1}, rank));
   if (report != nullptr) report->finish(summary);
 }
 
@@ -125,7 +130,9 @@ int train(const std::vector<std::string>& arguments) {
   if (command.computation.emulated()) {
     if (launched)
       throw UsageError("--compute emulated runs its ranks as threads of one process: without a launcher");
-    if (!command.computation.outline.empty()) static_cast<void>(read_outline(command.computation.outline));
+    if (!command.computation.outline.empty())
+      check_memory(1, command.ranks, read_outline(command.computation.outline).parameters, kCopiesOfEmulation,
+                   available_memory());
     emulate_training(command, claim_folder(command));
   } else if (!launched)
     on_threads(command);

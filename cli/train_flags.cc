@@ -67,6 +67,7 @@ void add_optimizer_flags(Settings& s, TrainFlags& t) {
   s.add("optimizer-from", t.options.optimizer_from, "weft (default), torch: whose code it is");
   s.add("lr", t.lr, "learning rate (default: torch's)");
   s.add("momentum", t.momentum, "sgd");
+  s.add("nesterov", t.nesterov, "sgd: Nesterov's momentum");
   s.add("beta1", t.beta1, "adam, adamw: of the mean of gradients (default: torch's, 0.9)");
   s.add("beta2", t.beta2, "adam, adamw: of the mean of their squares (default: torch's, 0.999)");
   s.add("weight-decay", t.weight_decay, "(default: torch's)");
@@ -119,6 +120,7 @@ void resolve_model(TrainFlags& t) {
   t.options.optimizer = default_options(t.optimizer);
   take(t.lr, t.options.optimizer.lr);
   take(t.momentum, t.options.optimizer.momentum);
+  t.options.optimizer.nesterov = t.nesterov;
   take(t.beta1, t.options.optimizer.beta1);
   take(t.beta2, t.options.optimizer.beta2);
   take(t.weight_decay, t.options.optimizer.weight_decay);

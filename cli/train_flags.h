@@ -23,6 +23,7 @@ struct TrainFlags {
   std::optional<double> dropout;
   std::string optimizer = "adamw";
   std::optional<double> lr, momentum, beta1, beta2, weight_decay;
+  bool nesterov = false;
   std::int64_t ranks = 4;
   TrainOptions options;
 };

@@ -40,7 +40,7 @@ void add_run(CLI::App& app, Settings& s, Typed& t) {
   add_computation_flags(s, t);
   s.add("checkpoint-every", t.checkpoint_every, "steps, and after the last one; 0: none");
   s.add("keep-last", t.keep_last, "checkpoints");
-  s.add("trace", t.trace, "write trace.json (ui.perfetto.dev)");
+  s.add("trace", t.trace, "all steps in trace.json (ui.perfetto.dev), not only the first");
   app.add_option("--out", t.out, "folder of the run (default runs/<model>-<scheme>-<UTC time>)")
       ->group("Run");
   app.add_option("--resume", t.resume,
@@ -109,6 +109,8 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
       command.link.reset();
     }
   }
+  if (t.trace && t.emulated())
+    throw UsageError("--trace is of a run that computes: emulated computation writes none");
   command.options = t.options;
   command.run.checkpoint_every = t.checkpoint_every;
   command.run.keep_last = static_cast<int>(t.keep_last);

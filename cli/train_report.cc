@@ -68,6 +68,8 @@ void TrainReport::started(const TrainStart& start) {
               report_.compute == "real" ? "" : (", " + report_.compute + " computation").c_str(),
               report_.oversubscribed ? " (oversubscribed: more ranks than cores)" : "");
   std::printf("%s\n", start.data.c_str());
+  if (const std::string why = why_updates_wait(options_); !why.empty())
+    std::printf("updates wait for all results of a step: %s\n", why.c_str());
   if (start.first_step > 0)
     std::printf("resumed behind step %lld\n", static_cast<long long>(start.first_step));
   std::fflush(stdout);
@@ -141,6 +143,7 @@ void TrainReport::finish(const TrainSummary& s) {
                      {"parameters", start_.parameters},
                      {"scheme", options_.scheme},
                      {"density", options_.density},
+                     {"updates_wait_because", why_updates_wait(options_)},
                      {"transport", report_.transport},
                      {"ranks", report_.ranks},
                      {"compute", report_.compute},

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,19 +31,33 @@ struct TraceEvent {
   bool failed = false;
 };
 
-// Belongs to one engine; read it when the engine is idle.
+// Belongs to one engine; read it when the engine is idle. Has the first `most` events, and counts the others.
 class Trace {
  public:
-  void add(TraceEvent event) { events_.push_back(std::move(event)); }
+  explicit Trace(std::size_t most = std::numeric_limits<std::size_t>::max()) : most_(most) {}
+
+  void add(TraceEvent event) {
+    if (events_.size() < most_)
+      events_.push_back(std::move(event));
+    else
+      ++left_out_;
+  }
   std::span<const TraceEvent> events() const { return events_; }
-  void clear() { events_.clear(); }
+  std::uint64_t left_out() const { return left_out_; }
+  void clear() {
+    events_.clear();
+    left_out_ = 0;
+  }
 
  private:
+  std::size_t most_;
+  std::uint64_t left_out_ = 0;
   std::vector<TraceEvent> events_;
 };
 
-// One process (pid) per rank, operations as async spans, micro-ops as slices on a lane per class.
-std::string chrome_trace(std::span<const Trace* const> of_rank);
+// One process (pid) per rank, operations as async spans, micro-ops as slices on a lane per class. `first`:
+// the rank of the first trace.
+std::string chrome_trace(std::span<const Trace* const> of_rank, int first = 0);
 // Every breach of: no micro-op of another class starts while a blocking operation of the same rank is ready
 // or runs, unless it is marked as aged. One sentence each; empty if there is none.
 std::vector<std::string> breaches(const Trace& trace);

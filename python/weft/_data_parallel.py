@@ -1,7 +1,9 @@
 """DataParallel: a module whose gradients are averaged over the ranks while backward still runs."""
 
 import contextlib
+import dataclasses
 import weakref
+from collections.abc import Mapping
 from typing import Any, Iterator, List
 
 import torch
@@ -25,6 +27,9 @@ class DataParallel(torch.nn.Module):
     of Compression, which is `self.compression`: its state_dict() belongs into a checkpoint beside the model's and the
     optimizer's; `state_dict()` is the module's, with the prefix "module." as torch's DistributedDataParallel has it.
 
+    Recomputed activations (torch.utils.checkpoint, both kinds) work: a step ends with the outermost backward, which is known by the
+    tensors that forward returns, also inside of lists, tuples, mappings and dataclasses.
+
     Compiled modules work, wrapped or inside: gradients are taken where autograd accumulates them. Compiled autograd
     (torch._dynamo.config.compiled_autograd) does not: it traces backward, and there is no moment at which to send.
     """
@@ -38,6 +43,7 @@ class DataParallel(torch.nn.Module):
         self.compression = Compression(stable_names(module), **options)
         self._sync = True
         self._under_way = False
+        self._outermost = False  # the end of the outermost backward is awaited
         self._sent: List[bool] = [False] * len(self.compression.parameters)
         _from_rank_0([*module.parameters(), *module.buffers()])
         mine = weakref.ref(self)
@@ -45,12 +51,20 @@ class DataParallel(torch.nn.Module):
             parameter.register_post_accumulate_grad_hook(_hook(mine, index))  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self._under_way and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
-            raise UsageError(
-                "the last backward did not end, so some of its gradients are on their way and others never came: "
-                "this job cannot go on (start it again from a checkpoint)"
-            )
-        return self.module(*inputs, **named)
+        if torch.compiler.is_compiling():
+            return self.module(*inputs, **named)
+        if torch._C._current_graph_task_id() == -1:
+            if self._under_way:
+                raise UsageError(
+                    "the last backward did not end, so some of its gradients are on their way and others never came: "
+                    "this job cannot go on (start it again from a checkpoint)"
+                )
+            self._outermost = False
+        outputs = self.module(*inputs, **named)
+        for tensor in _tensors_in(outputs):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._output_reached)
+        return outputs
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -75,12 +89,24 @@ class DataParallel(torch.nn.Module):
 
     # ---- what autograd calls ----
 
+    def _output_reached(self, _: torch.Tensor) -> None:
+        """The first gradient of a backward; those that run inside of it come later, and end earlier."""
+        if not self._outermost:
+            self._outermost = True
+            _engine.queue_callback(self._outermost_ended)
+
+    def _outermost_ended(self) -> None:
+        self._outermost = False
+        if self._under_way:  # not where only torch.autograd.grad() passed through
+            self._end_of_backward()
+
     def _gradient_ready(self, index: int) -> None:
         if not self._sync:
             return
         if not self._under_way:
             self._under_way = True
-            _engine.queue_callback(self._end_of_backward)
+            if not self._outermost:
+                _engine.queue_callback(self._end_of_backward)
         self._send(index)
 
     def _send(self, index: int) -> None:
@@ -119,6 +145,20 @@ class DataParallel(torch.nn.Module):
                 parameter.grad = torch.empty_like(parameter)
             outputs.append((index, parameter.grad))
         self.compression.write(outputs)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors_in(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors_in(getattr(value, field.name))
 
 
 def _hook(owner: "weakref.ref[DataParallel]", index: int) -> Any:

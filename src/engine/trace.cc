@@ -62,18 +62,22 @@ void append(std::string& out, const TraceEvent& e, int rank, Time epoch, std::ui
 
 }  // namespace
 
-std::string chrome_trace(std::span<const Trace* const> of_rank) {
+std::string chrome_trace(std::span<const Trace* const> of_rank, int first) {
   Time epoch = kNever;
+  std::uint64_t left_out = 0;
   for (const Trace* trace : of_rank) {
+    left_out += trace->left_out();
     for (const TraceEvent& e : trace->events()) epoch = std::min(epoch, e.ready);
   }
-  std::string out =
-      "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"weft\",\"pid\":0,\"args\":{}}";
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"left_out\":" + std::to_string(left_out) +
+                    "},\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"weft\",\"pid\":" + std::to_string(first) +
+                    ",\"args\":{}}";
   std::uint64_t id = 0;
-  for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
+  for (std::size_t i = 0; i < of_rank.size(); ++i) {
+    const int rank = first + static_cast<int>(i);
     out += ",\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + std::to_string(rank) +
            ",\"args\":{\"name\":\"rank " + std::to_string(rank) + "\"}}";
-    for (const TraceEvent& e : of_rank[rank]->events()) append(out, e, static_cast<int>(rank), epoch, id++);
+    for (const TraceEvent& e : of_rank[i]->events()) append(out, e, rank, epoch, id++);
   }
   return out + "\n]}\n";
 }

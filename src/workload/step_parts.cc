@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/median.h"
 #include "weft/error.h"
 #include "weft/identity.h"
 
@@ -12,13 +13,6 @@ namespace {
 
 constexpr std::size_t kAlign = 16;         // floats of a cache line: a window starts at one
 constexpr std::size_t kPlaces = 1u << 16;  // of windows, so many cache lines apart at most
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "base/median.h"
 #include "kernels/fold.h"
 
 namespace weft {
@@ -13,12 +14,6 @@ namespace {
 constexpr int kShortRounds = 15;
 constexpr int kLongRounds = 5;
 constexpr std::size_t kLongBytes = std::size_t{1} << 20;
-
-double median(std::vector<double>& values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
 
 // Median seconds of one direction.
 Task<double> ping_pong(Comm comm, std::span<std::byte> message, int rounds) {

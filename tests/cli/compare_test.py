@@ -195,7 +195,7 @@ class EmulatedTest(CompareTest):
         done = self.weft("outline", "--preset", "tiny", "--flops", "1e12", "--out", "tiny.json")
         self.assertEqual(done.returncode, 0, done.stderr)
         outline = json.loads((self.folder / "tiny.json").read_text())
-        outline |= {"parameters": 100000, "blocks": blocks, "tensors": tensors, "tables": [], "other_seconds": 0}
+        outline |= {"model": "mine", "parameters": 100000, "blocks": blocks, "tensors": tensors, "tables": [], "other_seconds": 0}
         (self.folder / "outline.json").write_text(json.dumps(outline))
 
     def test_timers_and_virtual_time(self) -> None:
@@ -216,6 +216,8 @@ class EmulatedTest(CompareTest):
         self.assertGreater(simulated[0]["step_seconds_median"], 0.2)
         self.assertLess(simulated[0]["step_seconds_median"], 0.26)
         self.assertIn("emulated", (self.folder / "a/compare.html").read_text())
+        self.assertIn("weft compare: mine", (self.folder / "a/compare.html").read_text())
+        self.assertFalse(real_time["occupies_cores"])  # an outline from FLOPs is of machines of their own
         self.assertIn("simulated", (self.folder / "b/step_time.svg").read_text())
         self.assertFalse((self.folder / "a/loss_by_step.svg").exists())
 
@@ -240,6 +242,15 @@ class EmulatedTest(CompareTest):
         self.refused("--outline", "outline.json", says="--compute emulated")
         self.refused("--transport", "sim", says="--compute emulated")
         self.refused(*emulated, "outline.json", "--warmup-steps", "5", says="--warmup-steps")
+
+    def test_memory_that_is_not_there(self) -> None:
+        self.outline()
+        outline = json.loads((self.folder / "outline.json").read_text())
+        for tensor in outline["tensors"]:
+            tensor |= {"length": 5 * 10**10, "rows": 250 * 10**6}
+        outline["parameters"] = 10**11
+        (self.folder / "huge.json").write_text(json.dumps(outline))
+        self.refused("--compute", "emulated", "--outline", "huge.json", "--ranks", "8", says="are free")
 
 
 class BadInputTest(CompareTest):

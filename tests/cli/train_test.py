@@ -68,7 +68,7 @@ class RunTest(TrainTest):
             self.assertIn(flag, done.stdout)
 
     def test_a_run_leaves_its_folder(self) -> None:
-        done = self.ok(self.train(*TINY, "--ranks", "3", "--steps", "4", "--out", "a", "--trace", "--link", "1gbit,50us"))
+        done = self.ok(self.train(*TINY, "--ranks", "3", "--steps", "4", "--out", "a", "--link", "1gbit,50us"))
         self.assertIn("tokens/s", done.stdout)
         self.assertIn("formula", done.stdout)
         rows = self.metrics("a")
@@ -85,7 +85,9 @@ class RunTest(TrainTest):
         for step in range(1, 5):
             self.assertGreaterEqual(sum(steps[:step]), sum(row["seconds"] for row in rows[:step]) - 1e-9)
         self.assertEqual(max(summary["waiting_share"], 1), 1)
-        self.assertTrue(json.loads((self.folder / "a/trace.json").read_text())["traceEvents"])
+        trace = json.loads((self.folder / "a/trace.json").read_text())
+        self.assertEqual({event["pid"] for event in trace["traceEvents"]}, {0, 1, 2})
+        self.assertEqual(trace["otherData"]["left_out"], 0)
         self.assertTrue((self.folder / "a/checkpoints/step-4/shared.safetensors").exists())
         self.refused(*TINY, "--out", "a", says="has a run already")
 
@@ -200,6 +202,7 @@ class BadInputTest(TrainTest):
                 (("--scheme", "spardel"), "did you mean 'spardl'"),
                 (("--optimizer", "adamv"), "did you mean 'adam"),
                 (("--quotas", "proportionate"), "did you mean 'proportional'"),
+                (("--compute", "emulated", "--trace"), "--trace"), (("--nesterov", "--optimizer", "sgd"), "momentum"),
                 (("--ranks", "0"), "ranks must be 1 to 256"),
                 (("--ranks", "257"), "ranks must be 1 to 256"),
                 (("--density", "0"), "density"), (("--density", "1.5"), "density"), (("--density", "x"), "density"),

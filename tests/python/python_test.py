@@ -30,6 +30,10 @@ def test_sparse_learns_conserves_skips_and_resumes_on_other_ranks(launch, tmp_pa
     launch("sparse.py", 2, tmp_path, "load")
 
 
+def test_backward_inside_of_backward(launch):
+    launch("reentrant.py", 2)
+
+
 def test_hook_of_stock_ddp(launch):
     launch("ddp.py", 2, launcher="torchrun")
 

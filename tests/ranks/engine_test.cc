@@ -343,6 +343,7 @@ TEST(Scheduler, GradientsGiveWayAndTheTraceShowsIt) {
   const std::string json = chrome_trace(traces);
   EXPECT_NE(json.find("\"ph\":\"X\""), std::string::npos);
   EXPECT_NE(json.find("rank 1"), std::string::npos);
+  EXPECT_NE(json.find("\"left_out\":0}"), std::string::npos);
 }
 
 TEST(Scheduler, HoldDelaysGradientsAndAgingBoundsIt) {

@@ -203,6 +203,25 @@ TEST(Replica, DenseEqualsTheWholeBatchInOneProcess) {
   }
 }
 
+// A step of SGD without momentum moves a parameter by its gradient: the differences are the gradients.
+TEST(Replica, GradientsOfOneStepAreThoseOfTheWholeBatch) {
+  for (const char* name : {"gpt", "lm"}) {
+    const Training t{.model = name, .steps = 1, .optimizer = sgd(0.5, 0)};
+    const Training none{.model = name, .steps = 0, .optimizer = sgd(0.5, 0)};
+    const Trained start = together(none, 1);
+    const auto moved = [&](Trained trained) {
+      for (std::size_t i = 0; i < trained.parameters.size(); ++i)
+        trained.parameters[i] = trained.parameters[i] - start.parameters[i];
+      return trained;
+    };
+    const Trained reference = moved(alone(t));
+    for (int ranks = 1; ranks <= 4; ++ranks) EXPECT_LT(distance(moved(together(t, ranks)), reference), 1e-12);
+    Training wrong = t;
+    wrong.average_again = 0.999999;
+    EXPECT_GT(distance(moved(together(wrong, 3)), reference), 1e-7);  // control
+  }
+}
+
 TEST(Replica, ControlsAreSeen) {
   Training t{.optimizer = sgd()};
   const Trained reference = alone(t);
@@ -217,13 +236,16 @@ TEST(Replica, ControlsAreSeen) {
 // n u relative to the sum of magnitudes for sums of n terms, n below 7 * 12 tokens * 128 features = 10,752;
 // u = 2^-24 gives 6.4e-4, of which the update takes the share lr |gradient| / |parameter| (below 1 here).
 TEST(Replica, OneStepInFloat32IsWithinItsBound) {
-  const Training t{.type = torch::kFloat32, .steps = 1, .optimizer = sgd(0.5, 0)};
-  const Trained reference = alone(t);
-  for (int ranks = 1; ranks <= 4; ++ranks) EXPECT_LT(distance(together(t, ranks), reference), 6.4e-4);
-  Training none = t;
-  none.steps = 0;
-  EXPECT_GT(distance(together(none, 1), reference),
-            6.4e-4);  // control: the step moves them further than that
+  for (const char* name : {"gpt", "lm"}) {
+    const Training t{.model = name, .type = torch::kFloat32, .steps = 1, .optimizer = sgd(0.5, 0)};
+    const Trained reference = alone(t);
+    for (int ranks = 1; ranks <= 4; ++ranks)
+      EXPECT_LT(distance(together(t, ranks), reference), 6.4e-4) << name;
+    Training none = t;
+    none.steps = 0;
+    // Control: the step moves them further than that.
+    EXPECT_GT(distance(together(none, 1), reference), 6.4e-4) << name;
+  }
 }
 
 TEST(Replica, MicroBatchesEmptySharesClippingAndAdam) {

@@ -224,6 +224,14 @@ TEST(TrainOptionsTest, SchedulesAndChecks) {
   EXPECT_DOUBLE_EQ(density_at(o, 1), 0.05);
   EXPECT_EQ(density_at(o, 2), 0.01);
 
+  EXPECT_EQ(why_updates_wait(o), "");
+  o.clip_norm = 1;
+  EXPECT_EQ(why_updates_wait(o), "clip-norm is of all gradients");
+  o.clip_local = true;
+  EXPECT_EQ(why_updates_wait(o), "");
+  o.find_unused = o.skip_not_finite = true;
+  EXPECT_NE(why_updates_wait(o).find("find-unused"), std::string::npos);
+
   EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::adaptive);
   o.quotas = "proportional";
   EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::proportional);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/median.h"
 #include "data_parallel/optimizer.h"
 #include "weft/error.h"
 #include "weft_torch/data/batches.h"
@@ -25,12 +26,6 @@ namespace {
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 std::span<float> span_of(const torch::Tensor& tensor) {

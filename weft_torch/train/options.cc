@@ -110,6 +110,17 @@ void check_train(const TrainOptions& o, int ranks) {
   check_schedule(o);
 }
 
+std::string why_updates_wait(const TrainOptions& o) {
+  std::string why;
+  const auto add = [&why](bool holds, std::string_view reason) {
+    if (holds) why += (why.empty() ? "" : ", ") + std::string(reason);
+  };
+  add(o.clip_norm > 0 && !o.clip_local, "clip-norm is of all gradients");
+  add(o.skip_not_finite, "skip-not-finite may leave the step out");
+  add(o.find_unused, "find-unused asks all ranks");
+  return why;
+}
+
 DataParallelOptions data_parallel_options(const TrainOptions& o) {
   DataParallelOptions out;
   out.algorithm = o.scheme;

@@ -69,6 +69,9 @@ std::vector<std::string_view> lr_schedule_names();
 // Throws UsageError of one sentence: an unknown name (with the nearest), a value that cannot be meant.
 void check_train(const TrainOptions& options, int ranks);
 
+// Why no parameter is updated before all results of a step are here; empty: each block waits for its own.
+std::string why_updates_wait(const TrainOptions& options);
+
 // Of the run's gradients.
 DataParallelOptions data_parallel_options(const TrainOptions& options);
 OptimizerOptions optimizer_options(const TrainOptions& options);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/median.h"
 #include "data_parallel/checkpoint.h"
 #include "data_parallel/formula.h"
 #include "weft/error.h"
@@ -24,14 +25,6 @@ namespace {
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 // The endpoint belongs to the engine's thread.
@@ -53,6 +46,7 @@ class Trainer {
   TrainSummary train() {
     try {
       open();
+      world_.barrier();  // steps of all ranks count from here
       for (std::int64_t step = first_step_; step < options_.steps; ++step) {
         observer_.before_step(step);
         one_step(step);
