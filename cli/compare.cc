@@ -195,6 +195,8 @@ class Comparison {
 int compare(const std::vector<std::string>& arguments) {
   const CompareCommand command = read_compare(arguments, detect_placement());
   set_torch_threads(command.options.threads);
+  if (command.computation.emulated() && !command.computation.outline.empty())
+    check_model_of(read_outline(command.computation.outline), arguments, command.options.model);
   Comparison comparison(command);
   comparison.measure();
   comparison.show();

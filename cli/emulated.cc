@@ -5,6 +5,7 @@
 
 #include "outline_file.h"
 #include "text.h"
+#include "train_flags.h"
 #include "weft/error.h"
 #include "weft_torch/outline/measure.h"
 
@@ -42,6 +43,12 @@ Outline outline_for(const fs::path& folder, const std::string& file, const Train
       "weft: note: the outline of %s was measured with one rank alone: %s of computation a step (%s)\n",
       outline.model.c_str(), seconds_text(compute_seconds(outline)).c_str(), kept.c_str());
   return outline;
+}
+
+void check_model_of(const Outline& outline, const std::vector<std::string>& arguments,
+                    const std::string& model) {
+  if (names_flag(arguments, "--model") && outline.model != model)
+    throw UsageError("--model " + model + ", but the outline is of " + outline.model + ": leave one out");
 }
 
 bool occupies_cores(const Outline& outline, int ranks) {

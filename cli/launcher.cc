@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "process.h"
+#include "verbs.h"
 #include "weft/clock.h"
 #include "weft/error.h"
 
@@ -337,6 +338,7 @@ int launch(const LaunchOptions& options) {
     Job job(options);
     const int status = job.run();
     if (status == 0 || job.told_to_end() || restart >= options.restarts) return status;
+    if (status == kUsage) return status;  // the command line is wrong, and would be again
     std::fprintf(stderr, "weft launch: starting all ranks again (%d of %d)\n", restart + 1, options.restarts);
   }
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "emulated.h"
 #include "memory.h"
 #include "outline_file.h"
 #include "run_folder.h"
@@ -130,9 +131,11 @@ int train(const std::vector<std::string>& arguments) {
   if (command.computation.emulated()) {
     if (launched)
       throw UsageError("--compute emulated runs its ranks as threads of one process: without a launcher");
-    if (!command.computation.outline.empty())
-      check_memory(1, command.ranks, read_outline(command.computation.outline).parameters, kCopiesOfEmulation,
-                   available_memory());
+    if (!command.computation.outline.empty()) {
+      const Outline outline = read_outline(command.computation.outline);
+      check_model_of(outline, arguments, command.options.model);
+      check_memory(1, command.ranks, outline.parameters, kCopiesOfEmulation, available_memory());
+    }
     emulate_training(command, claim_folder(command));
   } else if (!launched)
     on_threads(command);

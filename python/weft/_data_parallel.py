@@ -43,7 +43,7 @@ class DataParallel(torch.nn.Module):
         self.compression = Compression(stable_names(module), **options)
         self._sync = True
         self._under_way = False
-        self._outermost = False  # the end of the outermost backward is awaited
+        self._outermost = -1  # autograd's number of the backward whose end is awaited; -1: of none
         self._sent: List[bool] = [False] * len(self.compression.parameters)
         _from_rank_0([*module.parameters(), *module.buffers()])
         mine = weakref.ref(self)
@@ -59,7 +59,7 @@ class DataParallel(torch.nn.Module):
                     "the last backward did not end, so some of its gradients are on their way and others never came: "
                     "this job cannot go on (start it again from a checkpoint)"
                 )
-            self._outermost = False
+            self._outermost = -1
         outputs = self.module(*inputs, **named)
         for tensor in _tensors_in(outputs):
             if tensor.grad_fn is not None:
@@ -91,12 +91,13 @@ class DataParallel(torch.nn.Module):
 
     def _output_reached(self, _: torch.Tensor) -> None:
         """The first gradient of a backward; those that run inside of it come later, and end earlier."""
-        if not self._outermost:
-            self._outermost = True
+        number = torch._C._current_graph_task_id()
+        if self._outermost != number:  # also where one before it failed, and never ended
+            self._outermost = number
             _engine.queue_callback(self._outermost_ended)
 
     def _outermost_ended(self) -> None:
-        self._outermost = False
+        self._outermost = -1
         if self._under_way:  # not where only torch.autograd.grad() passed through
             self._end_of_backward()
 
@@ -105,7 +106,7 @@ class DataParallel(torch.nn.Module):
             return
         if not self._under_way:
             self._under_way = True
-            if not self._outermost:
+            if self._outermost == -1:
                 _engine.queue_callback(self._end_of_backward)
         self._send(index)
 

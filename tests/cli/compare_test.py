@@ -242,6 +242,7 @@ class EmulatedTest(CompareTest):
         self.refused("--outline", "outline.json", says="--compute emulated")
         self.refused("--transport", "sim", says="--compute emulated")
         self.refused(*emulated, "outline.json", "--warmup-steps", "5", says="--warmup-steps")
+        self.refused(*emulated, "outline.json", "--model", "lm", says="the outline is of mine")
 
     def test_memory_that_is_not_there(self) -> None:
         self.outline()

@@ -85,6 +85,8 @@ class RunTest(TrainTest):
         for step in range(1, 5):
             self.assertGreaterEqual(sum(steps[:step]), sum(row["seconds"] for row in rows[:step]) - 1e-9)
         self.assertEqual(max(summary["waiting_share"], 1), 1)
+        sent = sum(row["sent_bytes"] for row in rows)
+        self.assertTrue(sent <= summary["wire_bytes"] < 2 * sent + 10_000, summary)  # measuring the link is not among them
         trace = json.loads((self.folder / "a/trace.json").read_text())
         self.assertEqual({event["pid"] for event in trace["traceEvents"]}, {0, 1, 2})
         self.assertEqual(trace["otherData"]["left_out"], 0)
@@ -196,6 +198,11 @@ class LauncherTest(TrainTest):
 
 
 class BadInputTest(TrainTest):
+    def test_a_wrong_command_line_is_not_started_again(self) -> None:
+        done = self.train("--scheme", "spardel", before=(WEFT, "launch", "-n", "2", "--restarts", "2", "--"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertNotIn("again", done.stderr)
+
     def test_flags(self) -> None:
         for arguments, says in (
                 (("--model", "gtp"), "did you mean 'gpt'"),

@@ -46,7 +46,8 @@ class Trainer {
   TrainSummary train() {
     try {
       open();
-      world_.barrier();  // steps of all ranks count from here
+      world_.barrier();  // steps of all ranks count from here, and bytes: measuring the link took some
+      bytes_before_ = world_.traffic().wire_bytes_sent;
       for (std::int64_t step = first_step_; step < options_.steps; ++step) {
         observer_.before_step(step);
         one_step(step);
@@ -87,6 +88,7 @@ class Trainer {
   std::int64_t skipped_in_a_row_ = 0;
 
   TrainSummary summary_;
+  std::uint64_t bytes_before_ = 0;       // that this rank sent before its first step
   std::vector<double> seconds_, bytes_;  // of each step
   double waited_ = 0, tokens_ = 0;
 };
@@ -232,12 +234,12 @@ void Trainer::save(std::int64_t steps_done) {
 }
 
 TrainSummary Trainer::summary() {
-  const TrafficCounters traffic = world_.traffic();
+  const std::uint64_t wire_bytes = world_.traffic().wire_bytes_sent - bytes_before_;
   double seconds = 0;
   for (const double s : seconds_) seconds += s;
   std::vector<double> sums{waited_, seconds};
   std::vector<double> largest = bytes_;
-  largest.push_back(static_cast<double>(traffic.wire_bytes_sent));
+  largest.push_back(static_cast<double>(wire_bytes));
   world_.all_reduce(Dense(std::span(sums)));
   world_.all_reduce(Dense(std::span(largest)), {.reduction = Reduction::max});
   summary_.wire_bytes = static_cast<std::uint64_t>(largest.back());

@@ -38,6 +38,10 @@ def train(model, rows):
         optimizer.step()
 
 
+def fail(_):
+    raise ZeroDivisionError
+
+
 def main():
     weft.init()
     rank, size = weft.rank(), weft.size()
@@ -57,6 +61,22 @@ def main():
     assert plain.compression.step == 0
     plain(x)["y"].sum().backward()
     assert plain.compression.step == 1
+    # A backward that fails before it reaches a parameter sends nothing; the one after it does, also without a forward between.
+    kept, failing = plain(x)["y"], plain(x)["y"]
+    failing.register_hook(fail)
+    try:
+        failing.sum().backward()
+    except ZeroDivisionError:
+        assert plain.compression.step == 1
+    else:
+        raise AssertionError("nothing failed")
+    plain.zero_grad()
+    ((rank + 1) * kept.sum()).backward()
+    assert plain.compression.step == 2
+    gradient = plain.module.layers[0].weight.grad
+    mean = gradient.clone()
+    weft.all_reduce(mean)
+    assert torch.allclose(mean / size, gradient, rtol=1e-12, atol=0), "every rank has the average"
     # Control: another rank's data alone ends elsewhere.
     alone = Recomputed(True)
     train(alone, lambda step: [batch(step, rank)])
