@@ -17,7 +17,6 @@
 #include "compare_table.h"
 #include "emulated.h"
 #include "memory.h"
-#include "outline_file.h"
 #include "text.h"
 #include "torch_verbs.h"
 #include "verbs.h"
@@ -113,12 +112,7 @@ class Comparison {
 
   // Before the folder is made: what cannot be read leaves nothing behind.
   void prepare() {
-    if (emulated_) {
-      if (!command_.computation.outline.empty())
-        check_memory(1, command_.ranks, read_outline(command_.computation.outline).parameters,
-                     kCopiesOfEmulation, available_memory());
-      return;
-    }
+    if (emulated_) return;
     OpenedData opened = open_data(data_options(command_.options));
     if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
     source_ = std::move(opened.source);
@@ -195,8 +189,8 @@ class Comparison {
 int compare(const std::vector<std::string>& arguments) {
   const CompareCommand command = read_compare(arguments, detect_placement());
   set_torch_threads(command.options.threads);
-  if (command.computation.emulated() && !command.computation.outline.empty())
-    check_model_of(read_outline(command.computation.outline), arguments, command.options.model);
+  if (command.computation.emulated())
+    check_named_outline(command.computation.outline, arguments, command.options.model, command.ranks);
   Comparison comparison(command);
   comparison.measure();
   comparison.show();

@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <fstream>
-#include <limits>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "emulated.h"
-#include "text.h"
 #include "weft/error.h"
 #include "weft_torch/train/trainer.h"
 #include "workload/job_steps.h"

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "memory.h"
 #include "outline_file.h"
 #include "text.h"
 #include "train_flags.h"
@@ -45,10 +46,13 @@ Outline outline_for(const fs::path& folder, const std::string& file, const Train
   return outline;
 }
 
-void check_model_of(const Outline& outline, const std::vector<std::string>& arguments,
-                    const std::string& model) {
+void check_named_outline(const std::string& file, const std::vector<std::string>& arguments,
+                         const std::string& model, int ranks) {
+  if (file.empty()) return;
+  const Outline outline = read_outline(file);
   if (names_flag(arguments, "--model") && outline.model != model)
     throw UsageError("--model " + model + ", but the outline is of " + outline.model + ": leave one out");
+  check_memory(1, ranks, outline.parameters, kCopiesOfEmulation, available_memory());
 }
 
 bool occupies_cores(const Outline& outline, int ranks) {

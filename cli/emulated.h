@@ -22,9 +22,10 @@ namespace weft::cli {
 Outline outline_for(const std::filesystem::path& folder, const std::string& file, const TrainOptions& options,
                     int ranks);
 
-// Throws UsageError: the command line names another model than the outline's file.
-void check_model_of(const Outline& outline, const std::vector<std::string>& arguments,
-                    const std::string& model);
+// Of an outline whose file was named, before anything is made: throws UsageError where it cannot be read, is
+// of another model than --model names, or of more than the memory holds.
+void check_named_outline(const std::string& file, const std::vector<std::string>& arguments,
+                         const std::string& model, int ranks);
 
 // Where the outline was measured of so many ranks side by side and this machine has a core for each,
 // computation occupies it; else ranks stand for machines of their own, and sleep.

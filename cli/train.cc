@@ -5,8 +5,6 @@
 #include <thread>
 
 #include "emulated.h"
-#include "memory.h"
-#include "outline_file.h"
 #include "run_folder.h"
 #include "torch_verbs.h"
 #include "train_emulated.h"
@@ -131,11 +129,7 @@ int train(const std::vector<std::string>& arguments) {
   if (command.computation.emulated()) {
     if (launched)
       throw UsageError("--compute emulated runs its ranks as threads of one process: without a launcher");
-    if (!command.computation.outline.empty()) {
-      const Outline outline = read_outline(command.computation.outline);
-      check_model_of(outline, arguments, command.options.model);
-      check_memory(1, command.ranks, outline.parameters, kCopiesOfEmulation, available_memory());
-    }
+    check_named_outline(command.computation.outline, arguments, command.options.model, command.ranks);
     emulate_training(command, claim_folder(command));
   } else if (!launched)
     on_threads(command);

@@ -89,7 +89,7 @@ TEST(Emulate, TimersOfManyRanksRunSideBySide) {
 
 double process_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-// Two ranks on one core: what they occupy comes one after the other, what they sleep does not.
+// Of the whole process: what ranks occupy adds up, what they sleep costs nothing.
 TEST(Emulate, ComputationThatOccupiesACoreTakesProcessorTime) {
   EmulationOptions options = options_of("dense");
   const double computed = 2 * 5 * compute_seconds(outline());  // two ranks, warm-up among the steps
