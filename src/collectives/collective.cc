@@ -90,7 +90,7 @@ std::uint64_t hash_of_counts(std::span<const std::int64_t> counts) {
   return hash;
 }
 
-Task<void> run_all_to_all(Comm comm, Exchange exchange, AllToAllOptions options) {
+Task<void> run_all_to_all(Comm comm, AllToAllParts exchange, AllToAllOptions options) {
   constexpr Family kFamily = Family::all_to_all;
   if (options.node_size < 1 || comm.size() % options.node_size != 0) {
     refuse(kFamily, "groups of " + std::to_string(options.node_size) + " do not divide " +
@@ -204,7 +204,7 @@ Task<void> all_to_all(Comm comm, Dense send, Dense recv, AllToAllOptions options
                         std::to_string(comm.size()) + " ranks");
   }
   const Blocks blocks(comm.size(), send.count);
-  const Exchange exchange{send, blocks, recv, blocks, options.node_size, false};
+  const AllToAllParts exchange{send, blocks, recv, blocks, options.node_size, false};
   co_await run_all_to_all(comm, exchange, options);
 }
 
@@ -220,7 +220,7 @@ Task<void> all_to_all_v(Comm comm, Parts send, Parts recv, AllToAllOptions optio
   const auto me = static_cast<std::size_t>(comm.rank());
   if (send.counts[me] != recv.counts[me])
     refuse(kFamily, "this rank sends itself another count than it receives");
-  const Exchange exchange{send.data, send_blocks, recv.data, recv_blocks, options.node_size, true};
+  const AllToAllParts exchange{send.data, send_blocks, recv.data, recv_blocks, options.node_size, true};
   co_await run_all_to_all(comm, exchange, options);
 }
 

@@ -45,7 +45,7 @@ struct Shape {
 };
 
 // The parts of an all-to-all in memory.
-struct Exchange {
+struct AllToAllParts {
   Dense send;
   Blocks send_blocks;
   Dense recv;
@@ -62,7 +62,7 @@ using ReduceScatterRun = Task<void>(Comm comm, Dense data, Blocks blocks, Reduct
 using AllGatherRun = Task<void>(Comm comm, Dense data, Blocks blocks, std::size_t micro_op_bytes);
 using BroadcastRun = Task<void>(Comm comm, Dense data, int root, std::size_t micro_op_bytes);
 using BarrierRun = Task<void>(Comm comm);
-using AllToAllRun = Task<void>(Comm comm, Exchange exchange, std::size_t micro_op_bytes);
+using AllToAllRun = Task<void>(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes);
 
 struct Algorithm {
   std::string_view name;

@@ -13,13 +13,12 @@
 #include "compressors/low_rank.h"
 #include "data_parallel/buckets.h"
 #include "data_parallel/velocity.h"
+#include "step/strategy.h"
 #include "weft/comm.h"
 #include "weft/sparse.h"
 #include "weft/task.h"
 
 namespace weft {
-
-enum class BadKind : std::uint8_t { infinity = 1, nan = 2 };
 
 struct BucketRun {
   const BucketPlan* plan = nullptr;

@@ -56,19 +56,6 @@ BucketOptions buckets_of(std::string_view algorithm, BucketOptions buckets) {
   return buckets;
 }
 
-Task<void> compare_plans(Comm comm, std::shared_ptr<std::vector<std::int64_t>> hashes) {
-  const Dense all(std::span<std::int64_t>{*hashes});
-  co_await all_gather(comm, all);
-  const std::int64_t mine = (*hashes)[static_cast<std::size_t>(comm.rank())];
-  for (int r = 0; r < comm.size(); ++r) {
-    if ((*hashes)[static_cast<std::size_t>(r)] == mine) continue;
-    throw TransportError(TransportError::Kind::mismatch, comm.world_rank(r),
-                         "data parallel: rank " + std::to_string(r) +
-                             " has another plan of buckets (names, lengths or options) than rank " +
-                             std::to_string(comm.rank()));
-  }
-}
-
 }  // namespace
 
 DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
@@ -114,6 +101,7 @@ void DataParallel::lay_out() {
     if (options_.momentum_correction > 0) run->velocity = &state_->bucket_velocity(b);
     runs_.push_back(std::move(run));
   }
+  assign_quotas();
   has_result_ = false;
 }
 
@@ -129,24 +117,12 @@ std::unique_ptr<LowRank> DataParallel::low_rank_of_bucket(const Bucket& bucket) 
 }
 
 void DataParallel::submit_comparison() {
-  auto hashes = std::make_shared<std::vector<std::int64_t>>(static_cast<std::size_t>(comm_.size()));
-  std::uint64_t hash = plan_.hash();
-  if (options_.algorithm == kPowerSgd) {
-    for (const std::uint64_t part : {static_cast<std::uint64_t>(options_.rank), options_.seed,
-                                     std::bit_cast<std::uint64_t>(options_.min_compression)}) {
-      hash = mix(hash ^ part);
-    }
-  }
-  for (const double part : {options_.momentum_correction, options_.clip_local}) {
-    if (part != 0) hash = mix(hash ^ std::bit_cast<std::uint64_t>(part));
-  }
-  (*hashes)[static_cast<std::size_t>(comm_.rank())] = static_cast<std::int64_t>(hash);
   const SubmitOptions submit{.name = "plan of buckets", .slot = options_.first_slot, .step = attempt_++};
-  tickets_.push_back(
-      engine_.submit(comm_, submit, [hashes](Comm comm) { return compare_plans(comm, hashes); }));
+  comparison_ = compare_plans(engine_, comm_, submit, hash(), "plan of buckets (names, lengths or options)");
+  tickets_.push_back(comparison_);
 }
 
-void DataParallel::begin_step() {
+void DataParallel::assign_quotas() {
   std::vector<std::int64_t> lengths;
   std::vector<QuotaPart> parts;
   for (int b = 0; b < plan_.num_buckets(); ++b) {
@@ -169,7 +145,6 @@ void DataParallel::begin_step() {
     BucketRun& run = *runs_[i];
     if (run.low_rank) quotas_[i] = bucket.count;
     run.step = static_cast<std::uint32_t>(state_->step());
-    run.pending = bucket.pieces.size();
     run.options.k = quotas_[i];
     // (Where every entry would be sent, indices are a waste, and selection on the way may lose some.)
     const bool whole = quotas_[i] == bucket.count && !is_dense_row(options_.algorithm) && !run.low_rank;
@@ -177,10 +152,15 @@ void DataParallel::begin_step() {
     run.measures = adapts && !bucket.dense && !run.low_rank;
     run.masks = run.options.algorithm != "dense";
   }
+}
+
+void DataParallel::begin_step() {
+  assign_quotas();
+  for (const std::unique_ptr<BucketRun>& run : runs_) run->pending = run->bucket->pieces.size();
   ready_.assign(static_cast<std::size_t>(plan_.num_parameters()), false);
   squares_.assign(ready_.size(), 0);
   has_result_ = false;
-  phase_ = Phase::open;
+  at_ = At::open;
 }
 
 // The bucket of a gradient that may come now.
@@ -194,8 +174,8 @@ int DataParallel::accept(int parameter, std::size_t count, DType dtype) {
            std::to_string(info.count));
   }
   if (dtype != options_.dtype) refuse("a gradient of '" + info.name + "' of another type than was announced");
-  if (phase_ == Phase::ended) refuse("a gradient of '" + info.name + "' after step_end()");
-  if (phase_ == Phase::between) begin_step();
+  if (at_ == At::ended) refuse("a gradient of '" + info.name + "' after step_end()");
+  if (at_ == At::between) begin_step();
   if (ready_[static_cast<std::size_t>(parameter)])
     refuse("a second gradient of '" + info.name + "' in one step");
   ready_[static_cast<std::size_t>(parameter)] = true;
@@ -231,8 +211,7 @@ void DataParallel::gradient_ready(int parameter, std::span<const float> gradient
 
 void DataParallel::submit(int b) {
   BucketRun* const run = runs_[static_cast<std::size_t>(b)].get();
-  const std::string name = "gradients of bucket " + std::to_string(b) + " from " +
-                           plan_.parameter(run->bucket->pieces.front().parameter).name;
+  const std::string name = name_of_bucket(b);
   const SubmitOptions options{.name = name,
                               .traffic = TrafficClass::gradient,
                               .priority = b,
@@ -252,9 +231,10 @@ void DataParallel::submit_unused() {
                               .slot = options_.first_slot,
                               .step = attempt_};
   static constexpr AllReduceOptions kAny{.reduction = Reduction::max};
-  tickets_.push_back(engine_.submit(comm_, options, [this](Comm comm) {
+  unused_ = engine_.submit(comm_, options, [this](Comm comm) {
     return all_reduce(comm, Dense(std::span<std::int32_t>{used_}), kAny);
-  }));
+  });
+  tickets_.push_back(unused_);
 }
 
 // What this rank's gradient is multiplied by; one that is not finite goes on as it is, to be named.
@@ -267,8 +247,8 @@ double DataParallel::local_scale() {
 }
 
 void DataParallel::step_end() {
-  if (phase_ == Phase::ended) refuse("step_end() twice in one step");
-  if (phase_ == Phase::between) begin_step();
+  if (at_ == At::ended) refuse("step_end() twice in one step");
+  if (at_ == At::between) begin_step();
   const bool held_back = options_.clip_local > 0;
   const double scale = held_back ? local_scale() : 1;
   for (int b = 0; b < plan_.num_buckets(); ++b) {
@@ -288,12 +268,12 @@ void DataParallel::step_end() {
     submit(b);
   }
   if (options_.find_unused) submit_unused();
-  phase_ = Phase::ended;
+  at_ = At::ended;
 }
 
 std::vector<Ticket> DataParallel::tickets_for(int use) const {
   std::vector<Ticket> out;
-  if (phase_ != Phase::ended) return out;
+  if (at_ != At::ended) return out;
   for (const std::unique_ptr<BucketRun>& run : runs_) {
     const auto is_used = [&](const BucketPiece& piece) {
       return plan_.parameter(piece.parameter).use == use;
@@ -303,38 +283,57 @@ std::vector<Ticket> DataParallel::tickets_for(int use) const {
   return out;
 }
 
-StepResult DataParallel::finish() {
-  if (phase_ != Phase::ended) refuse("finish() before step_end()");
+StepResult DataParallel::verdict() {
+  if (at_ != At::ended) refuse("a verdict before step_end()");
   for (const Ticket& t : tickets_) {
-    if (!t.done()) refuse("finish() while operations are in flight: wait for the tickets");
+    if (!t.done()) refuse("a verdict while operations are in flight: wait for the tickets");
   }
-  const std::vector<Ticket> tickets = std::move(tickets_);
-  tickets_.clear();
-  for (const auto& run : runs_) run->computed_seconds = tickets[run->ticket].computed_seconds();
-  phase_ = Phase::between;
-  ++attempt_;
-  StepResult out{.committed = false, .step = state_->step(), .bad = {}, .text = {}};
-  for (const Ticket& t : tickets) {
+  for (const Ticket& t : tickets_) {
     if (!t.error()) continue;
-    state_->roll_back();
-    std::rethrow_exception(t.error());
+    const std::exception_ptr error = t.error();
+    roll_back();
+    std::rethrow_exception(error);
   }
-  if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->finite(); })) {
-    state_->roll_back();
+  if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->finite(); }))
     return verdicts();
+  return {.committed = true, .step = state_->step(), .bad = {}, .text = {}};
+}
+
+void DataParallel::close_step() {
+  sent_bytes_ = 0;
+  for (const auto& run : runs_) {
+    run->computed_seconds = tickets_[run->ticket].computed_seconds();
+    sent_bytes_ += run->result.entry_bytes_sent();
   }
+  tickets_.clear();
+  comparison_ = unused_ = {};
+  at_ = At::between;
+  ++attempt_;
+}
+
+void DataParallel::commit() {
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     if (run.measures) state_->stage_scale(b, run.measured);
   }
   state_->commit();
   has_result_ = true;
-  out.committed = true;
-  return out;
+  close_step();
+}
+
+void DataParallel::roll_back() {
+  state_->roll_back();
+  close_step();
+}
+
+StepResult DataParallel::finish() {
+  const StepResult result = verdict();
+  result.committed ? commit() : roll_back();
+  return result;
 }
 
 void DataParallel::require_between_steps(const char* what) const {
-  if (phase_ != Phase::between) refuse(std::string(what) + " in the middle of a step");
+  if (at_ != At::between) refuse(std::string(what) + " in the middle of a step");
 }
 
 void DataParallel::replan(const BucketOptions& buckets, std::span<const int> use) {

@@ -45,6 +45,7 @@
 #include "data_parallel/buckets.h"
 #include "data_parallel/quotas.h"
 #include "data_parallel/state.h"
+#include "step/strategy.h"
 #include "weft/engine.h"
 #include "weft/sparse.h"
 
@@ -82,36 +83,38 @@ struct DataParallelOptions {
   std::uint32_t first_slot = 0;  // takes 1 + number of buckets
 };
 
-struct StepResult {
-  using Kind = BadKind;
-  struct Bad {
-    int parameter = 0;
-    int rank = 0;
-    Kind kind = Kind::nan;
-  };
-  bool committed = false;
-  std::int64_t step = 0;  // that was, or would have been, committed: from 0
-  std::vector<Bad> bad;   // the same on all ranks; empty also where only the sum overflows
-  std::string text;       // empty, or one sentence that names parameters and ranks
-};
-
-class DataParallel {
+class DataParallel final : public Strategy {
  public:
   // Submits a comparison of the ranks' plans, which is among the first step's tickets. Throws UsageError.
   DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
                DataParallelOptions options);
-  ~DataParallel();
+  ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
+  std::string_view name() const override { return "data_parallel"; }
+  const Comm& group() const override { return comm_; }
+  // As many as there could be buckets, whatever the plan.
+  std::uint32_t num_slots() const override { return 1 + static_cast<std::uint32_t>(plan_.num_parameters()); }
+  std::vector<PlanRow> rows() const override;
+  // The comparison of plans, the buckets, and which parameters were used.
+  std::vector<Exchange> exchanges() const override;
+  void weave(Weaver& weaver) const override;
+  std::vector<std::string> gradients() const override;
+  std::string why_updates_wait() const override;
+  Ticket ticket(int exchange) const override;
+
   // `gradient` is read until the step's tickets are done (a parameter that is alone in its bucket is not
   // copied). Throws UsageError for a wrong length, or a second gradient in one step.
-  void gradient_ready(int parameter, std::span<const float> gradient);
-  void gradient_ready(int parameter, std::span<const double> gradient);  // always copied
-  void step_end();
+  void gradient_ready(int parameter, std::span<const float> gradient) override;
+  void gradient_ready(int parameter, std::span<const double> gradient) override;  // always copied
+  void step_end() override;
   std::span<const Ticket> tickets() const { return tickets_; }  // submitted since the last finish()
-  // Commits or rolls back. REQUIRES: step_end() was called; every ticket is done. Rethrows the first error of
-  // a ticket.
+  StepResult verdict() override;
+  double squares() const override;
+  void commit() override;
+  void roll_back() override;
+  // For use alone: verdict(), then commit() or roll_back().
   StepResult finish();
 
   // Of the step that has ended: the operations that bring the results of the parameters with this place of
@@ -119,11 +122,11 @@ class DataParallel {
   std::vector<Ticket> tickets_for(int use) const;
   // The sum over the divisor, of one parameter. REQUIRES: its ticket is done, without an error; the next step
   // has not begun. Throws UsageError, with the sentence of finish(), where the sum is not finite.
-  void result_of(int parameter, std::span<float> out) const;
-  void result_of(int parameter, std::span<double> out) const;
+  void result_of(int parameter, std::span<float> out) const override;
+  void result_of(int parameter, std::span<double> out) const override;
   // Some rank had a gradient for it, or what earlier steps left behind brought it something: then it must be
   // updated, or that mass is lost. The same on all ranks. REQUIRES: find_unused; all tickets are done.
-  bool used(int parameter) const;
+  bool used(int parameter) const override;
 
   // The committed sum over the divisor, until the next step's first gradient. outputs[p], of the parameter's
   // length, is overwritten; an empty one is skipped. It may be the gradient's own memory.
@@ -147,8 +150,9 @@ class DataParallel {
   // Of each bucket in this step; a dense one has all its elements.
   const std::vector<std::int64_t>& quotas() const { return quotas_; }
   const SparseResult& result(int bucket) const;
-  // Processor time of a bucket's computations (selecting, coding, adding up) on this rank, in the step that
-  // finish() ended last.
+  // Payload that this rank sent in the step that was committed or rolled back last.
+  std::uint64_t sent_bytes() const { return sent_bytes_; }
+  // Processor time of a bucket's computations (selecting, coding, adding up) on this rank, in that step.
   double computed_seconds(int bucket) const {
     return runs_[static_cast<std::size_t>(bucket)]->computed_seconds;
   }
@@ -164,8 +168,11 @@ class DataParallel {
  private:
   void lay_out();
   void submit_comparison();
+  std::uint64_t hash() const;
   std::unique_ptr<LowRank> low_rank_of_bucket(const Bucket& bucket);
+  void assign_quotas();
   void begin_step();
+  void close_step();
   int accept(int parameter, std::size_t count, DType dtype);
   void arrived(int bucket);
   void submit(int bucket);
@@ -173,6 +180,8 @@ class DataParallel {
   double local_scale();
   const BucketRun& finished_run(int parameter, std::size_t count) const;
   void require_between_steps(const char* what) const;
+  std::string name_of_bucket(int bucket) const;
+  std::string why_of(int bucket) const;
   StepResult verdicts() const;
 
   Engine& engine_;
@@ -186,9 +195,11 @@ class DataParallel {
   std::vector<std::int32_t> used_;  // on some rank, where the ranks are asked
   std::vector<double> squares_;     // of each parameter's gradient, where clip_local is set
   double local_norm_ = 0;
+  std::uint64_t sent_bytes_ = 0;
   std::vector<Ticket> tickets_;
+  Ticket comparison_, unused_;  // among them
   std::uint32_t attempt_ = 0;  // step of the operations: also counts what was not committed
-  enum class Phase : std::uint8_t { between, open, ended } phase_ = Phase::between;
+  enum class At : std::uint8_t { between, open, ended } at_ = At::between;
   bool has_result_ = false;
 };
 

@@ -26,31 +26,40 @@ SparseShape shape_of(const SparseOptions& call, std::int64_t length, int size, c
 namespace {
 
 // The two sums of powersgd.
-std::uint64_t factor_bytes(const LowRank& low_rank, std::string_view all_reduce, Shape shape,
-                           const LinkCost& link) {
-  std::uint64_t sum = 0;
+BucketCost factor_cost(const LowRank& low_rank, std::string_view all_reduce, Shape shape,
+                       const LinkCost& link) {
+  BucketCost sum;
   for (const std::int64_t count : {low_rank.first_count(), low_rank.second_count()}) {
     shape.count = count;
-    if (count > 0) sum += pick(Family::all_reduce, all_reduce, shape, link).bytes(shape);
+    if (count == 0) continue;
+    const auto& row = pick(Family::all_reduce, all_reduce, shape, link);
+    sum.bytes += static_cast<std::int64_t>(row.bytes(shape));
+    sum.seconds += row.seconds(shape, link);
   }
   return sum;
 }
 
 }  // namespace
 
+BucketCost cost_of(const DataParallel& parallel, int bucket, int size, const LinkCost& link,
+                   std::size_t micro_op_bytes) {
+  if (size == 1) return {};
+  if (const LowRank* const low_rank = parallel.low_rank(bucket)) {
+    const Shape shape{.size = size, .micro_op_bytes = micro_op_bytes};
+    return factor_cost(*low_rank, parallel.order_of_additions(), shape, link);
+  }
+  const SparseOptions& call = parallel.call(bucket);
+  const SparseShape shape =
+      shape_of(call, parallel.plan().bucket(bucket).count, size, link, micro_op_bytes);
+  const SparseAlgorithm& row = find_sparse_algorithm(call.algorithm);
+  return {coo_bytes(row, shape), sparse_wire_seconds(row, shape, link)};
+}
+
 std::int64_t formula_bytes(const DataParallel& parallel, int size, const LinkCost& link,
                            std::size_t micro_op_bytes) {
   std::int64_t sum = 0;
-  for (int b = 0; b < parallel.plan().num_buckets(); ++b) {
-    if (const LowRank* const low_rank = parallel.low_rank(b)) {
-      const Shape shape{.size = size, .micro_op_bytes = micro_op_bytes};
-      sum += static_cast<std::int64_t>(factor_bytes(*low_rank, parallel.order_of_additions(), shape, link));
-      continue;
-    }
-    const SparseOptions& call = parallel.call(b);
-    const SparseShape shape = shape_of(call, parallel.plan().bucket(b).count, size, link, micro_op_bytes);
-    sum += coo_bytes(find_sparse_algorithm(call.algorithm), shape);
-  }
+  for (int b = 0; b < parallel.plan().num_buckets(); ++b)
+    sum += cost_of(parallel, b, size, link, micro_op_bytes).bytes;
   return sum;
 }
 

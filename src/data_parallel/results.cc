@@ -20,7 +20,7 @@ const BucketRun& DataParallel::finished_run(int parameter, std::size_t count) co
     refuse("room for " + std::to_string(count) + " elements of '" + plan_.parameter(parameter).name + "'");
   }
   const BucketRun& run = *runs_[static_cast<std::size_t>(plan_.bucket_of(parameter))];
-  if (phase_ == Phase::ended) {
+  if (at_ == At::ended) {
     const Ticket& ticket = tickets_[run.ticket];
     if (!ticket.done()) refuse("the result of '" + plan_.parameter(parameter).name + "' is not here yet");
     if (ticket.error()) std::rethrow_exception(ticket.error());
@@ -54,8 +54,27 @@ void DataParallel::result_of(int parameter, std::span<double> out) const {
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = run.values[first + i] / options_.divisor;
 }
 
+double DataParallel::squares() const {
+  double sum = 0;
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
+    if (run->wide) {
+      for (const double value : run->values) sum += (value / options_.divisor) * (value / options_.divisor);
+      continue;
+    }
+    const auto divisor = static_cast<float>(options_.divisor);
+    const auto add = [&sum, divisor](float value) {
+      const double averaged = value / divisor;
+      sum += averaged * averaged;
+    };
+    const SparseResult::Contents& contents = run->result.contents();
+    std::ranges::for_each(contents.dense, add);
+    for (const Entries& block : contents.blocks) std::ranges::for_each(block.values, add);
+  }
+  return sum;
+}
+
 bool DataParallel::used(int parameter) const {
-  if (!options_.find_unused) refuse("used() without find_unused");
+  if (!options_.find_unused) return true;
   if (used_[static_cast<std::size_t>(parameter)] != 0) return true;
   const BucketRun& run = *runs_[static_cast<std::size_t>(plan_.bucket_of(parameter))];
   const auto first = plan_.first_of(parameter);
@@ -75,7 +94,7 @@ StepResult DataParallel::verdicts() const {
   StepResult out{.committed = false, .step = state_->step(), .bad = {}, .text = {}};
   std::string overflowed;
   for (const std::unique_ptr<BucketRun>& run : runs_) {
-    const bool known = phase_ != Phase::ended || tickets_[run->ticket].done();
+    const bool known = at_ != At::ended || tickets_[run->ticket].done();
     if (!known || run->finite()) continue;
     const std::size_t pieces = run->bucket->pieces.size();
     const std::size_t before = out.bad.size();

@@ -1,7 +1,6 @@
 #include "workload/emulate.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <exception>
 #include <thread>
@@ -9,8 +8,6 @@
 
 #include "base/thread_time.h"
 #include "data_parallel/formula.h"
-#include "weft/collective.h"
-#include "weft/error.h"
 #include "workload/step_parts.h"
 
 namespace weft {
@@ -44,64 +41,84 @@ Figures agree_on_figures(World& world, const std::optional<LinkCost>& planned) {
 // until then; if it wakes up late, the next timer is shorter by that. What the thread itself does (copies)
 // and what it waits for moves the clock on. With `occupies` the thread computes instead of sleeping, and the
 // clock stands where it is when it has had its processor time.
-class EmulatedRank {
+class EmulatedRank final : public Driver {
  public:
   EmulatedRank(World& world, const Outline& outline, const EmulationOptions& options)
       : world_(world),
         outline_(outline),
         options_(options),
         figures_(agree_on_figures(world, options.planned_link)),
-        windows_(outline, options),
+        windows_(windows_of(outline, options)),
         backward_(backward_of(outline)),
-        parallel_(world.engine(), world.comm(), parameters_of(outline), parallel_options(options)) {}
+        strategies_(world.engine(), world.comm(), outline, options),
+        walker_(*this, strategies_.all) {}
 
   EmulatedSteps run() {
     try {
       const std::int64_t steps = options_.warmup + options_.steps;
       world_.barrier();
-      stopped_ = true;
       for (std::int64_t step = 0; step < steps; ++step) {
         one_step(step);
         const bool last = step + 1 == steps;
         if (last || (options_.settles_after && options_.settles_after(step))) settle();
       }
     } catch (...) {
-      abandon(std::current_exception());
+      abandon(strategies_.all, std::current_exception());
       throw;
     }
     EmulatedSteps out = account_.take(options_.warmup);
-    out.formula_bytes = formula_bytes(parallel_, world_.size(), figures_.cost, figures_.micro_op_bytes);
+    out.formula_bytes =
+        formula_bytes(strategies_.parallel, world_.size(), figures_.cost, figures_.micro_op_bytes);
     return out;
+  }
+
+  Task<void> compute(Piece piece) override {
+    const OutlineBlock& block = outline_.blocks[static_cast<std::size_t>(piece.block)];
+    switch (piece.work) {
+      case Work::update: pass(block.update_seconds); break;
+      case Work::forward:
+        pass(block.forward_seconds);
+        if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size())
+          strategies_.all.batch_known({.tokens = outline_.tokens_per_rank});
+        break;
+      case Work::backward: backward(piece.block); break;
+    }
+    co_return;
+  }
+  Task<void> wait(Ticket ticket) override {
+    const bool late = !ticket.done();  // else the clock need not move
+    const Clock::time_point start = Clock::now();
+    ticket.wait();
+    const Clock::time_point end = Clock::now();
+    current_.waited += seconds_between(start, end);
+    if (late) computed_until_ = std::max(computed_until_, end);
+    co_return;
   }
 
  private:
   void one_step(std::int64_t step);
   void settle();
-  void agree_on_tokens();
-  void before_block(int block);
-  void finish();
-  void backward(std::int64_t step);
-  void wait(const Ticket& ticket);
-  void compute(double seconds);
-  void abandon(std::exception_ptr cause) noexcept;
+  void backward(int block);
+  void pass(double seconds);
+  void take_result();
 
   World& world_;
   const Outline& outline_;
   const EmulationOptions& options_;
   const Figures figures_;
-  const GradientWindows windows_;
+  const std::shared_ptr<const GradientWindows> windows_;
   const std::vector<BlockBackward> backward_;
-  DataParallel parallel_;
+  EmulatedStrategies strategies_;
+  Walker walker_;
   StepAccount account_;
   StepAccount::Step current_;
+  std::int64_t step_ = 0;
   Clock::time_point computed_until_;
   Clock::time_point began_;  // the step that runs
   bool stopped_ = true;      // nothing runs: the next step's time begins with it
-  bool under_way_ = false;   // a step has ended and is not settled
-  std::uint32_t exchanges_ = 0;
 };
 
-void EmulatedRank::compute(double seconds) {
+void EmulatedRank::pass(double seconds) {
   if (options_.occupies) {
     const double until = thread_seconds() + seconds;
     while (thread_seconds() < until) continue;
@@ -110,25 +127,6 @@ void EmulatedRank::compute(double seconds) {
   }
   computed_until_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   std::this_thread::sleep_until(computed_until_);
-}
-
-void EmulatedRank::wait(const Ticket& ticket) {
-  const bool late = !ticket.done();  // else the clock need not move
-  const Clock::time_point start = Clock::now();
-  ticket.wait();
-  const Clock::time_point end = Clock::now();
-  current_.waited += seconds_between(start, end);
-  if (late) computed_until_ = std::max(computed_until_, end);
-}
-
-void EmulatedRank::agree_on_tokens() {
-  std::array<double, 2> sums{static_cast<double>(outline_.tokens_per_rank), 0.0};
-  const SubmitOptions submit{.name = "tokens of the step",
-                             .traffic = TrafficClass::blocking,
-                             .slot = kTokensSlot,
-                             .step = exchanges_++};
-  const Dense data(std::span<double>{sums});
-  wait(world_.engine().submit(world_.comm(), submit, [data](Comm comm) { return all_reduce(comm, data); }));
 }
 
 void EmulatedRank::one_step(std::int64_t step) {
@@ -142,74 +140,43 @@ void EmulatedRank::one_step(std::int64_t step) {
     computed_until_ += start - before;
   }
   current_ = {};
-  agree_on_tokens();
-  compute(outline_.other_seconds);
-  for (std::size_t b = 0; b < outline_.blocks.size(); ++b) {
-    before_block(static_cast<int>(b));
-    compute(outline_.blocks[b].forward_seconds);
-  }
-  backward(step);
-  parallel_.step_end();
-  under_way_ = true;
+  step_ = step;
+  Strategies& all = strategies_.all;
+  all.number_step(step);
+  if (!all.under_way()) all.batch_known({.tokens = outline_.tokens_per_rank});
+  pass(outline_.other_seconds);
+  walker_.walk(all.next_table(1));
+  take_result();
   const Clock::time_point end = Clock::now();
   current_.seconds = seconds_between(began_, end);
   began_ = end;
   account_.ended(current_);
 }
 
-void EmulatedRank::backward(std::int64_t step) {
-  for (std::size_t b = backward_.size(); b-- > 0;) {
-    for (const ReadyGradient& gradient : backward_[b].gradients) {
-      compute(gradient.seconds);
-      const Clock::time_point start = Clock::now();
-      parallel_.gradient_ready(gradient.tensor, windows_.of(world_.rank(), step, gradient.tensor));
-      const Clock::duration took = Clock::now() - start;
-      current_.handed_over += std::chrono::duration<double>(took).count();
-      computed_until_ += took;
-    }
-    compute(backward_[b].rest_seconds);
+void EmulatedRank::backward(int block) {
+  const BlockBackward& times = backward_[static_cast<std::size_t>(block)];
+  for (const ReadyGradient& gradient : times.gradients) {
+    pass(gradient.seconds);
+    const Clock::time_point start = Clock::now();
+    strategies_.all.gradient_ready(gradient.tensor, windows_->of(world_.rank(), step_, gradient.tensor));
+    const Clock::duration took = Clock::now() - start;
+    current_.handed_over += std::chrono::duration<double>(took).count();
+    computed_until_ += took;
   }
+  pass(times.rest_seconds);
 }
 
-void EmulatedRank::before_block(int block) {
-  if (under_way_) {
-    if (!options_.clip) {
-      for (const Ticket& ticket : parallel_.tickets_for(block)) wait(ticket);
-    } else if (block == 0) {
-      for (const Ticket& ticket : parallel_.tickets()) wait(ticket);
-    }
-    compute(outline_.blocks[static_cast<std::size_t>(block)].update_seconds);
-    if (static_cast<std::size_t>(block) + 1 == outline_.blocks.size()) finish();
-  }
-}
-
-void EmulatedRank::finish() {
-  for (const Ticket& ticket : parallel_.tickets()) wait(ticket);
-  const StepResult result = parallel_.finish();
-  if (!result.committed) throw Error(result.text);
-  account_.complete(parallel_);
-  under_way_ = false;
+// Of the step before, in the middle of this one.
+void EmulatedRank::take_result() {
+  if (strategies_.all.result()) account_.complete(strategies_.parallel);
 }
 
 void EmulatedRank::settle() {
   current_ = {};
-  agree_on_tokens();
-  for (std::size_t b = 0; b < outline_.blocks.size(); ++b) before_block(static_cast<int>(b));
-  const Clock::time_point end = Clock::now();
-  account_.settled(seconds_between(began_, end), current_.waited);
+  walker_.walk(strategies_.all.tables(1).settle);
+  take_result();
+  account_.settled(seconds_between(began_, Clock::now()), current_.waited);
   stopped_ = true;
-}
-
-// Until nothing uses the buckets' memory.
-void EmulatedRank::abandon(std::exception_ptr cause) noexcept {
-  world_.engine().abandon(std::move(cause));
-  for (const Ticket& ticket : parallel_.tickets()) {
-    try {
-      ticket.wait();
-    } catch (...) {
-      continue;  // the cause, or what came before it
-    }
-  }
 }
 
 }  // namespace

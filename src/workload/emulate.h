@@ -1,21 +1,14 @@
 // Training steps without a model: the blocks of an outline are timers, everything else is real. The same
-// strategy (data_parallel/data_parallel.h) is driven by the same events as by a model's replica
-// (weft_torch/train/replica.h):
+// table of moves is walked (step/run_step.h) with the same strategies as by a model's replica
+// (weft_torch/train/replica.h); only the driver differs:
 //
-//   1  the ranks agree on their tokens in one short blocking message
-//   2  forward, block by block: wait for the tickets of this block's parameters of the step before, take the
-//      time of its update, then of its forward. With clipping the first block waits for all tickets
-//   3  backward, last block to first: gradients are handed over as they become ready
-//   4  step_end(); what is under way is waited for in the next step's forward
-//
-// Two drivers:
 //   emulate_rank    wall time, one rank of a world: threads over a shaped network, processes over tcp or mpi.
 //                   A timer sleeps, so eight ranks on two cores behave like eight accelerators; gradients,
 //                   selection, codecs, copies and bytes are real, and compete for the real cores. Or it
 //                   occupies a core (`occupies`): for ranks that compute on the cores on which their
 //                   communication runs, and slow each other down.
-//   simulate_ranks  virtual time, all ranks on the calling thread: the strategy, the selection and the bytes
-//                   are the same, but they take the virtual time that SimulatedCosts says (none by default).
+//   simulate_ranks  virtual time, all ranks on the calling thread: strategies, selection and bytes are the
+//                   same; what they compute takes the virtual time that KernelCosts say (none by default).
 //
 // Gradients: one vector of the distribution is drawn once, before the first step; the gradient of (rank,
 // step, tensor) is a window of it at a place that is a hash of the three. So making gradients takes no time,
@@ -24,7 +17,8 @@
 // of networks were found to be (Chmiel et al., "Neural gradients are near-lognormal", ICLR 2021). All tensors
 // have the same scale.
 //
-// Memory of a rank: twice to five times the parameters (buckets, results, residuals), as in training.
+// Memory of a rank: twice to five times the parameters (buckets, results, residuals), as in training; the
+// drawn vector is there once a process.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +36,8 @@
 
 namespace weft {
 
+class GradientWindows;
+
 struct EmulationOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
@@ -52,6 +48,7 @@ struct EmulationOptions {
   bool clip = false;  // the first update waits for all gradients, as clipping by a norm does
   std::optional<LinkCost> planned_link;  // by which algorithms are chosen; none: the world's own figures
   // affects speed only
+  std::shared_ptr<const GradientWindows> windows;  // of outline, gradients and seed (windows_of); null: own
   bool occupies = false;  // a block's seconds are processor time of the rank's thread; else it sleeps
   // Called on the rank's thread (in virtual time: all ranks' on the calling one). Steps
   // count from 0, warm-up included.
@@ -69,26 +66,23 @@ struct EmulatedSteps {
   std::vector<double> compute_seconds;    // processor time of all buckets' operations: choosing, coding,
                                           // adding up; 0 in virtual time
   std::vector<double> hand_over_seconds;  // copying gradients into their buckets, on the rank's thread
-  std::vector<double> bucket_seconds;     // a number for each bucket: median of its compute seconds
   std::int64_t formula_bytes = 0;         // of the last step; data_parallel/formula.h
 };
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps
 
+// For the ranks of a process together.
+std::shared_ptr<const GradientWindows> windows_of(const Outline& outline, const EmulationOptions& options);
+
 // REQUIRES: called on all ranks of the world. Throws UsageError, and what tickets throw: then everything
 // under way was abandoned.
 EmulatedSteps emulate_rank(World& world, const Outline& outline, const EmulationOptions& options);
 
-// What computation on the way costs in virtual time.
+// What computation costs in virtual time.
 struct SimulatedCosts {
-  std::vector<double> bucket_seconds;  // processor time of each bucket's operation; empty: none
-  double hand_over_seconds = 0;        // all gradients of a step into their buckets
-  int workers = 0;                     // that share the buckets' work of all ranks; 0: each rank has its own
-  bool occupies = false;               // a rank's computation stands still while its buckets are worked on
+  int workers = 0;        // that share the work on gradients of all ranks; 0: each rank has its own
+  bool occupies = false;  // a rank's computation stands still while its gradients are worked on
 };
-// As an emulated run had them: medians over its steps, mean over its ranks. `workers`: of its pool, 0 where
-// every rank had a machine of its own.
-SimulatedCosts costs_of(std::span<const EmulatedSteps> ranks, int workers);
 // Threads of the pool that run_ranks() gives so many ranks.
 int pool_workers(const Config& config, int ranks);
 

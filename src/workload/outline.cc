@@ -104,6 +104,18 @@ double compute_seconds(const Outline& outline) {
   return sum;
 }
 
+ModelShape shape_of(const Outline& outline) {
+  std::vector<ChainBlock> blocks;
+  for (const OutlineBlock& block : outline.blocks) blocks.push_back({.name = block.name, .parameters = {}});
+  for (const OutlineTensor& tensor : outline.tensors) {
+    std::vector<std::int64_t> dims{tensor.length};
+    if (tensor.rows > 0) dims = {tensor.rows, tensor.columns};
+    blocks[static_cast<std::size_t>(tensor.block)].parameters.push_back(
+        {.name = tensor.name, .dims = std::move(dims)});
+  }
+  return chain_shape(outline.model, blocks);
+}
+
 std::vector<ParameterInfo> parameters_of(const Outline& outline) {
   std::vector<ParameterInfo> out;
   out.reserve(outline.tensors.size());

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "data_parallel/buckets.h"
+#include "step/shape.h"
 
 namespace weft {
 
@@ -62,6 +63,8 @@ void check(const Outline& outline, std::string_view where = "outline");
 
 // The seconds of one step that communicates nothing.
 double compute_seconds(const Outline& outline);
+// What tables are made from: every block has one part.
+ModelShape shape_of(const Outline& outline);
 // What DataParallel takes, in the order of the tensors.
 std::vector<ParameterInfo> parameters_of(const Outline& outline);
 

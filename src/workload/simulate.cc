@@ -1,16 +1,9 @@
 // The simulated driver: every rank is a coroutine that sleeps in virtual time where emulate.cc sleeps on the
 // wall clock, and awaits tickets where that one blocks.
-//
-// Selection and coding take no virtual time inside of a collective. So a bucket whose gradients are all there
-// first waits for its seconds of a worker (first come, first served), and is handed over then: one bucket
-// takes as long as if its work were spread over the hops. Where a rank computes on the cores on which that
-// work is done (SimulatedCosts::occupies), its computation stands still meanwhile.
 #include <algorithm>
-#include <array>
 #include <memory>
 
 #include "data_parallel/formula.h"
-#include "weft/collective.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
 #include "workload/step_parts.h"
@@ -20,240 +13,121 @@ namespace weft {
 
 namespace {
 
-// Threads that do the buckets' work, in virtual time.
-class Workers {
- public:
-  explicit Workers(int count) : free_at_(static_cast<std::size_t>(count)) {}
-  // When work that comes now will be done. REQUIRES: calls come in order of time.
-  Time done(Time now, double seconds) {
-    Time& first = *std::ranges::min_element(free_at_);
-    first = std::max(first, now) + from_seconds(seconds);
-    return first;
-  }
-
- private:
-  std::vector<Time> free_at_;
-};
-
 // What all ranks of a run share.
 struct SimulatedJob {
   SimulatedJob(const Outline& model, const EmulationOptions& emulation, const SimulationOptions& run)
-      : outline(model), options(emulation), costs(run.costs), windows(model, emulation) {
-    backward = backward_of(model);
-    const int pools = costs.workers > 0 ? 1 : run.ranks;
-    workers.assign(static_cast<std::size_t>(pools), Workers(std::max(1, costs.workers)));
-  }
-  Workers& workers_of(int rank) { return workers[static_cast<std::size_t>(rank) % workers.size()]; }
+      : outline(model),
+        options(emulation),
+        costs(run.costs),
+        windows(windows_of(model, emulation)),
+        backward(backward_of(model)) {}
 
   const Outline& outline;
   const EmulationOptions& options;
   const SimulatedCosts& costs;
-  const GradientWindows windows;
-  std::vector<BlockBackward> backward;
-  std::vector<Workers> workers;
+  const std::shared_ptr<const GradientWindows> windows;
+  const std::vector<BlockBackward> backward;
 };
 
-class SimulatedRank {
+class SimulatedRank final : public Driver {
  public:
   SimulatedRank(Engine& engine, SimulatedJob& job)
-      : engine_(engine),
-        job_(job),
-        parallel_(engine, engine.world(), parameters_of(job.outline), parallel_options(job.options)),
-        arrived_(static_cast<std::size_t>(parallel_.plan().num_buckets())) {
-    const std::size_t buckets = arrived_.size();
-    if (!job.costs.bucket_seconds.empty() && job.costs.bucket_seconds.size() != buckets) {
-      throw UsageError("costs of " + std::to_string(job.costs.bucket_seconds.size()) +
-                       " buckets for a plan of " + std::to_string(buckets));
-    }
-    for (int p = 0; p < parallel_.plan().num_parameters(); ++p) {
-      if (is_copied(p)) copied_ += static_cast<double>(parallel_.plan().parameter(p).count);
-    }
-  }
+      : engine_(engine), job_(job), strategies_(engine, engine.world(), job.outline, job.options) {}
 
   // REQUIRES: lives until the task is done.
   static Task<void> run(Comm comm, SimulatedRank* me);
   EmulatedSteps take() {
     EmulatedSteps out = account_.take(job_.options.warmup);
-    for (std::vector<double>* real : {&out.compute_seconds, &out.bucket_seconds})
-      std::ranges::fill(*real, 0.0);  // seconds of this process
-    out.formula_bytes = formula_bytes(parallel_, engine_.world().size(), engine_.endpoint().cost(),
+    out.formula_bytes = formula_bytes(strategies_.parallel, engine_.world().size(), engine_.endpoint().cost(),
                                       engine_.endpoint().micro_op_bytes());
     return out;
   }
 
- private:
-  static Task<void> one_step(Comm comm, SimulatedRank* me, std::int64_t step);
-  static Task<void> settle(Comm comm, SimulatedRank* me);
-  static Task<void> agree_on_tokens(Comm comm, SimulatedRank* me);
-  static Task<void> end_backward(Comm comm, SimulatedRank* me);
-  static Task<void> before_block(Comm comm, SimulatedRank* me, std::size_t block);
-  static Task<void> backward(Comm comm, SimulatedRank* me, std::int64_t step);
-  static Task<void> pass(Comm comm, SimulatedRank* me, double seconds);
-  static Task<void> wait_for(Comm comm, SimulatedRank* me, Ticket ticket);
-  static Task<void> work_on(Comm comm, SimulatedRank* me, int bucket, std::int64_t step);
-  void arrived(int tensor, std::int64_t step);
-  void hand_over(int bucket, std::int64_t step);
-  bool is_copied(int tensor) const {
-    return parallel_.plan().bucket(parallel_.plan().bucket_of(tensor)).pieces.size() > 1;
+  Task<void> compute(Piece piece) override {
+    const OutlineBlock& block = job_.outline.blocks[static_cast<std::size_t>(piece.block)];
+    switch (piece.work) {
+      case Work::update: co_await pass(block.update_seconds); break;
+      case Work::forward:
+        co_await pass(block.forward_seconds);
+        if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size())
+          strategies_.all.batch_known({.tokens = job_.outline.tokens_per_rank});
+        break;
+      case Work::backward: co_await backward(piece.block); break;
+    }
   }
-  double copy_seconds(int tensor) const {
-    if (!is_copied(tensor)) return 0;
-    return job_.costs.hand_over_seconds * static_cast<double>(parallel_.plan().parameter(tensor).count) /
-           copied_;
+  Task<void> wait(Ticket ticket) override {
+    const Time start = comm_.now();
+    co_await ticket;
+    current_.waited += seconds(comm_.now() - start);
+  }
+
+ private:
+  Task<void> one_step(std::int64_t step);
+  Task<void> settle();
+  Task<void> backward(int block);
+  Task<void> pass(double seconds);
+  void take_result() {
+    if (strategies_.all.result()) account_.complete(strategies_.parallel);
   }
 
   Engine& engine_;
   SimulatedJob& job_;
-  DataParallel parallel_;
-  double copied_ = 0;                      // elements that are copied into buckets
-  std::vector<std::vector<int>> arrived_;  // of each bucket: gradients that are there, in order
-  std::vector<Ticket> working_;            // buckets that workers have
+  EmulatedStrategies strategies_;
+  Comm comm_;  // of the operation that the rank's training is
   StepAccount account_;
   StepAccount::Step current_;
+  std::int64_t step_ = 0;
   Time began_{};
-  Time core_taken_{}, core_taken_until_{};  // by work on buckets, in all; where computation needs the core
   bool stopped_ = true;
-  bool ended_ = false;      // backward is over, step_end() has not been called
-  bool under_way_ = false;  // a step has ended and is not settled
-  std::uint32_t exchanges_ = 0;
 };
 
-Task<void> SimulatedRank::pass(Comm comm, SimulatedRank* me, double seconds) {
+Task<void> SimulatedRank::pass(double seconds) {
   if (seconds <= 0) co_return;
-  Time until = std::max(comm.now(), me->core_taken_until_) + from_seconds(seconds);
-  while (comm.now() < until) {
-    const Time taken = me->core_taken_;
-    co_await comm.sleep_until(until);
-    until = comm.now() + (me->core_taken_ - taken);
+  co_await comm_.sleep_until(comm_.now() + from_seconds(seconds));
+}
+
+Task<void> SimulatedRank::backward(int block) {
+  const BlockBackward& times = job_.backward[static_cast<std::size_t>(block)];
+  for (const ReadyGradient& gradient : times.gradients) {
+    co_await pass(gradient.seconds);
+    strategies_.all.gradient_ready(gradient.tensor,
+                                   job_.windows->of(comm_.rank(), step_, gradient.tensor));
   }
+  co_await pass(times.rest_seconds);
 }
 
-Task<void> SimulatedRank::wait_for(Comm comm, SimulatedRank* me, Ticket ticket) {
-  const Time start = comm.now();
-  co_await ticket;
-  me->current_.waited += seconds(comm.now() - start);
+Task<void> SimulatedRank::one_step(std::int64_t step) {
+  if (job_.options.before_step) job_.options.before_step(step);
+  if (std::exchange(stopped_, false)) began_ = comm_.now();
+  current_ = {};
+  step_ = step;
+  Strategies& all = strategies_.all;
+  all.number_step(step);
+  if (!all.under_way()) all.batch_known({.tokens = job_.outline.tokens_per_rank});
+  co_await pass(job_.outline.other_seconds);
+  co_await run_step(this, &all, &all.next_table(1));
+  take_result();
+  current_.seconds = seconds(comm_.now() - began_);
+  began_ = comm_.now();
+  account_.ended(current_);
 }
 
-Task<void> SimulatedRank::agree_on_tokens(Comm comm, SimulatedRank* me) {
-  std::array<double, 2> sums{static_cast<double>(me->job_.outline.tokens_per_rank), 0.0};
-  const SubmitOptions submit{.name = "tokens of the step",
-                             .traffic = TrafficClass::blocking,
-                             .slot = kTokensSlot,
-                             .step = me->exchanges_++};
-  const Dense data(std::span<double>{sums});
-  const Ticket ticket =
-      me->engine_.submit(me->engine_.world(), submit, [data](Comm inner) { return all_reduce(inner, data); });
-  co_await wait_for(comm, me, ticket);
-}
-
-void SimulatedRank::hand_over(int bucket, std::int64_t step) {
-  std::vector<int>& tensors = arrived_[static_cast<std::size_t>(bucket)];
-  const int rank = engine_.world().rank();
-  for (const int tensor : tensors) parallel_.gradient_ready(tensor, job_.windows.of(rank, step, tensor));
-  tensors.clear();
-}
-
-Task<void> SimulatedRank::work_on(Comm comm, SimulatedRank* me, int bucket, std::int64_t step) {
-  const double cost = me->job_.costs.bucket_seconds[static_cast<std::size_t>(bucket)];
-  if (me->job_.costs.occupies) {
-    me->core_taken_ += from_seconds(cost);
-    me->core_taken_until_ = std::max(comm.now(), me->core_taken_until_) + from_seconds(cost);
-  }
-  co_await comm.sleep_until(me->job_.workers_of(comm.rank()).done(comm.now(), cost));
-  me->hand_over(bucket, step);
-}
-
-void SimulatedRank::arrived(int tensor, std::int64_t step) {
-  const int bucket = parallel_.plan().bucket_of(tensor);
-  std::vector<int>& tensors = arrived_[static_cast<std::size_t>(bucket)];
-  tensors.push_back(tensor);
-  if (tensors.size() < parallel_.plan().bucket(bucket).pieces.size()) return;
-  if (job_.costs.bucket_seconds.empty()) return hand_over(bucket, step);
-  const SubmitOptions submit{.name = "work on a bucket", .slot = kTokensSlot};  // it sends nothing
-  working_.push_back(engine_.submit(engine_.world(), submit, [this, bucket, step](Comm comm) {
-    return work_on(comm, this, bucket, step);
-  }));
-}
-
-Task<void> SimulatedRank::backward(Comm comm, SimulatedRank* me, std::int64_t step) {
-  for (std::size_t b = me->job_.backward.size(); b-- > 0;) {
-    const BlockBackward& block = me->job_.backward[b];
-    for (const ReadyGradient& gradient : block.gradients) {
-      const double copy = me->copy_seconds(gradient.tensor);
-      co_await pass(comm, me, gradient.seconds + copy);
-      me->current_.handed_over += copy;
-      me->arrived(gradient.tensor, step);
-    }
-    co_await pass(comm, me, block.rest_seconds);
-  }
-}
-
-// The strategy is told of the end when all gradients have been handed over: until then somebody waits for
-// one of them, or nobody needs to know.
-Task<void> SimulatedRank::end_backward(Comm comm, SimulatedRank* me) {
-  if (!me->ended_) co_return;
-  me->ended_ = false;
-  for (std::size_t i = 0; i < me->working_.size(); ++i) co_await wait_for(comm, me, me->working_[i]);
-  me->working_.clear();
-  me->parallel_.step_end();
-  me->under_way_ = true;
-}
-
-Task<void> SimulatedRank::before_block(Comm comm, SimulatedRank* me, std::size_t block) {
-  if (!me->under_way_) co_return;
-  const bool last = block + 1 == me->job_.outline.blocks.size();
-  std::vector<Ticket> tickets = me->parallel_.tickets_for(static_cast<int>(block));
-  if (me->job_.options.clip) {
-    const std::span<const Ticket> all = me->parallel_.tickets();
-    tickets.assign(all.begin(), all.end());
-  }
-  for (std::size_t i = 0; i < tickets.size(); ++i) co_await wait_for(comm, me, tickets[i]);
-  co_await pass(comm, me, me->job_.outline.blocks[block].update_seconds);
-  if (!last) co_return;
-  for (std::size_t i = 0; i < me->parallel_.tickets().size(); ++i)
-    co_await wait_for(comm, me, me->parallel_.tickets()[i]);
-  const StepResult result = me->parallel_.finish();
-  if (!result.committed) throw Error(result.text);
-  me->account_.complete(me->parallel_);
-  me->under_way_ = false;
-}
-
-Task<void> SimulatedRank::one_step(Comm comm, SimulatedRank* me, std::int64_t step) {
-  const SimulatedJob& job = me->job_;
-  if (job.options.before_step) job.options.before_step(step);
-  if (me->stopped_) me->began_ = comm.now();
-  me->stopped_ = false;
-  me->current_ = {};
-  co_await agree_on_tokens(comm, me);
-  co_await pass(comm, me, job.outline.other_seconds);
-  co_await end_backward(comm, me);
-  for (std::size_t b = 0; b < job.outline.blocks.size(); ++b) {
-    co_await before_block(comm, me, b);
-    co_await pass(comm, me, job.outline.blocks[b].forward_seconds);
-  }
-  co_await backward(comm, me, step);
-  me->ended_ = true;
-  me->current_.seconds = seconds(comm.now() - me->began_);
-  me->began_ = comm.now();
-  me->account_.ended(me->current_);
-}
-
-Task<void> SimulatedRank::settle(Comm comm, SimulatedRank* me) {
-  me->current_ = {};
-  co_await agree_on_tokens(comm, me);
-  co_await end_backward(comm, me);
-  for (std::size_t b = 0; b < me->job_.outline.blocks.size(); ++b) co_await before_block(comm, me, b);
-  me->account_.settled(seconds(comm.now() - me->began_), me->current_.waited);
-  me->stopped_ = true;
+Task<void> SimulatedRank::settle() {
+  current_ = {};
+  co_await run_step(this, &strategies_.all, &strategies_.all.tables(1).settle);
+  take_result();
+  account_.settled(seconds(comm_.now() - began_), current_.waited);
+  stopped_ = true;
 }
 
 Task<void> SimulatedRank::run(Comm comm, SimulatedRank* me) {
+  me->comm_ = comm;
   const EmulationOptions& options = me->job_.options;
   const std::int64_t steps = options.warmup + options.steps;
   for (std::int64_t step = 0; step < steps; ++step) {
-    co_await one_step(comm, me, step);
+    co_await me->one_step(step);
     const bool settles = step + 1 == steps || (options.settles_after && options.settles_after(step));
-    if (settles) co_await settle(comm, me);
+    if (settles) co_await me->settle();
   }
 }
 
@@ -274,10 +148,7 @@ SimRanksOptions sim_options(const SimulationOptions& simulation) {
 }
 
 void check(const SimulatedCosts& costs) {
-  const auto sound = [](double s) { return s >= 0 && s < 1e6; };
-  if (!sound(costs.hand_over_seconds) || !std::ranges::all_of(costs.bucket_seconds, sound) ||
-      costs.workers < 0)
-    throw UsageError("simulated costs are seconds and a number of workers, none of them negative");
+  if (costs.workers < 0) throw UsageError("a simulated job has a number of workers that is not negative");
 }
 
 }  // namespace
@@ -296,7 +167,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& outline, const Emulatio
   }
   std::vector<EmulatedSteps> out;
   try {
-    ranks.run({.name = "training steps", .slot = kTokensSlot}, [&all](Comm comm, int r) {
+    ranks.run({.name = "training steps"}, [&all](Comm comm, int r) {
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());
     });
     for (const std::unique_ptr<SimulatedRank>& rank : all) out.push_back(rank->take());

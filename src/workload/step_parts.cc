@@ -59,12 +59,36 @@ std::vector<BlockBackward> backward_of(const Outline& outline) {
   return out;
 }
 
-DataParallelOptions parallel_options(const EmulationOptions& options) {
+namespace {
+
+StepOptions step_options(const EmulationOptions& options) {
+  StepOptions out;
+  out.lookahead = true;
+  if (options.clip) out.updates_wait = "clipping needs all gradients";
+  return out;
+}
+
+std::unique_ptr<DataParallel> parallel_of(Engine& engine, const Comm& world, const Outline& outline,
+                                          const EmulationOptions& options, std::uint32_t first_slot) {
   DataParallelOptions out = options.parallel;
   out.dtype = DType::float32;
   out.divisor = 0;
-  out.first_slot = kTokensSlot + 1;
-  return out;
+  out.first_slot = first_slot;
+  return std::make_unique<DataParallel>(engine, world, parameters_of(outline), out);
+}
+
+}  // namespace
+
+EmulatedStrategies::EmulatedStrategies(Engine& engine, const Comm& world, const Outline& outline,
+                                       const EmulationOptions& options)
+    : all(engine, world, shape_of(outline), step_options(options)),
+      parallel(all.add(parallel_of(engine, world, outline, options, all.next_slot(world)))) {
+  all.install();
+}
+
+std::shared_ptr<const GradientWindows> windows_of(const Outline& outline, const EmulationOptions& options) {
+  return options.windows != nullptr ? options.windows
+                                    : std::make_shared<const GradientWindows>(outline, options);
 }
 
 void check(const EmulationOptions& options) {
@@ -84,14 +108,9 @@ void StepAccount::settled(double seconds, double waited) {
 }
 
 void StepAccount::complete(const DataParallel& parallel) {
-  double bytes = 0, sum = 0;
-  std::vector<double>& buckets = bucket_seconds_.emplace_back();
-  for (int b = 0; b < parallel.plan().num_buckets(); ++b) {
-    const SparseResult& result = parallel.result(b);
-    bytes += static_cast<double>(result.entry_bytes_sent());
-    sum += buckets.emplace_back(parallel.computed_seconds(b));
-  }
-  all_.wire_bytes.push_back(bytes);
+  double sum = 0;
+  for (int b = 0; b < parallel.plan().num_buckets(); ++b) sum += parallel.computed_seconds(b);
+  all_.wire_bytes.push_back(static_cast<double>(parallel.sent_bytes()));
   all_.compute_seconds.push_back(sum);
 }
 
@@ -101,31 +120,12 @@ EmulatedSteps StepAccount::take(std::int64_t warmup) {
                                       &out.compute_seconds, &out.hand_over_seconds}) {
     values->erase(values->begin(), values->begin() + warmup);
   }
-  const auto first = static_cast<std::size_t>(warmup);
-  for (std::size_t b = 0; b < bucket_seconds_.front().size(); ++b) {
-    std::vector<double> of_steps;
-    for (std::size_t s = first; s < bucket_seconds_.size(); ++s) of_steps.push_back(bucket_seconds_[s][b]);
-    out.bucket_seconds.push_back(median(std::move(of_steps)));
-  }
   return out;
 }
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks) {
   std::vector<std::vector<double>> out;
   for (const EmulatedSteps& rank : ranks) out.push_back(rank.step_seconds);
-  return out;
-}
-
-SimulatedCosts costs_of(std::span<const EmulatedSteps> ranks, int workers) {
-  SimulatedCosts out;
-  out.workers = workers;
-  const auto size = static_cast<double>(ranks.size());
-  for (const EmulatedSteps& rank : ranks) {
-    out.bucket_seconds.resize(rank.bucket_seconds.size());
-    for (std::size_t b = 0; b < rank.bucket_seconds.size(); ++b)
-      out.bucket_seconds[b] += rank.bucket_seconds[b] / size;
-    out.hand_over_seconds += median(rank.hand_over_seconds) / size;
-  }
   return out;
 }
 

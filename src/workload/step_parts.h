@@ -6,11 +6,10 @@
 #include <span>
 #include <vector>
 
+#include "step/run_step.h"
 #include "workload/emulate.h"
 
 namespace weft {
-
-inline constexpr std::uint32_t kTokensSlot = 0;  // the agreement on tokens; the plan comes behind it
 
 // Windows of one vector of the distribution. Threads: any, once it is made.
 class GradientWindows {
@@ -35,8 +34,13 @@ struct BlockBackward {
 };
 std::vector<BlockBackward> backward_of(const Outline& outline);
 
-// The strategy's options as a replica sets them.
-DataParallelOptions parallel_options(const EmulationOptions& options);
+// The strategies of an emulated or simulated rank, installed.
+struct EmulatedStrategies {
+  EmulatedStrategies(Engine& engine, const Comm& world, const Outline& outline,
+                     const EmulationOptions& options);
+  Strategies all;
+  DataParallel& parallel;
+};
 void check(const EmulationOptions& options);
 
 // Numbers of steps as they become known. A step's times are known at its end, its bytes when its tickets are
@@ -54,7 +58,6 @@ class StepAccount {
   EmulatedSteps take(std::int64_t warmup);
 
  private:
-  std::vector<std::vector<double>> bucket_seconds_;  // of each step and bucket
   EmulatedSteps all_;
 };
 

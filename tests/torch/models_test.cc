@@ -2,9 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
 #include <cmath>
-#include <iostream>
 #include <set>
 #include <thread>
 
@@ -14,6 +12,7 @@
 #include "weft_torch/data/zipf.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/models/ops.h"
+#include "weft_torch/train/cut_model.h"
 
 namespace weft {
 namespace {
@@ -152,21 +151,53 @@ TEST_P(Models, BuiltInFourThreadsAtOnceEqualOneBuiltAlone) {
   EXPECT_FALSE(torch::equal(make_model(GetParam().model, other)->parameters()[0].tensor, expected[0].tensor));
 }
 
-TEST_P(Models, BlocksAreAnnouncedInOrderAndOwnEachParameterOnce) {
+TEST_P(Models, ShapeOwnsEachParameterOnce) {
   const std::unique_ptr<Model> model = tiny_model(GetParam());
-  std::vector<int> seen;
-  model->loss(random_batch(model->options(), 2, 8), {}, [&](int b) { seen.push_back(b); });
-  ASSERT_EQ(seen.size(), model->blocks().size());
-  for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<int>(i));
   std::set<std::string> names;
   std::set<void*> tensors;
-  for (const Parameter& p : model->parameters()) {
+  ASSERT_EQ(model->parameters().size(), model->shape().parameters.size());
+  int block = 0;
+  for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+    const Parameter& p = model->parameters()[i];
+    EXPECT_EQ(p.name, model->shape().parameters[i].name);
+    EXPECT_EQ(p.tensor.numel(), model->shape().parameters[i].count());
     EXPECT_TRUE(names.insert(p.name).second) << p.name;
     EXPECT_TRUE(tensors.insert(p.tensor.unsafeGetTensorImpl()).second) << p.name;
     EXPECT_TRUE(p.tensor.is_leaf() && p.tensor.requires_grad());
     EXPECT_EQ(p.tensor.scalar_type(), torch::kFloat64);
+    EXPECT_GE(model->shape().block_of(static_cast<int>(i)), block);  // in order of use
+    block = model->shape().block_of(static_cast<int>(i));
   }
-  EXPECT_EQ(model->blocks().front().parameters.front().name, model->parameters().front().name);
+}
+
+// Part by part with cut graphs against one graph: the same loss, and gradients that differ by the rounding of
+// sums that are added in another order (a tied table's two uses).
+TEST_P(Models, PartByPartEqualsOneGraph) {
+  const std::unique_ptr<Model> model = tiny_model(GetParam());
+  const Batch whole = random_batch(model->options(), 5, 16);
+  const StepContext context{.seed = 5, .step = 3};
+  Computed expected;
+  add_to(expected, *model, whole, context);
+  const auto by_parts = [&](const std::vector<Batch>& batches, bool drop_one) {
+    for (const Parameter& p : model->parameters()) torch::Tensor(p.tensor).mutable_grad() = torch::Tensor();
+    CutModel parts(*model);
+    parts.begin(batches, context);
+    std::vector<Piece> order =
+        whole_batch(model->shape().parts(), static_cast<int>(batches.size()));
+    if (drop_one) order.pop_back();  // the first part's last backward
+    for (const Piece& piece : order)
+      piece.work == Work::forward ? parts.forward(piece) : parts.backward(piece, 1);
+    Computed out;
+    out.loss = parts.loss_sum();
+    for (const Parameter& p : model->parameters())
+      out.gradients.push_back(p.tensor.grad().defined() ? p.tensor.grad().to_dense().clone()
+                                                        : torch::zeros_like(p.tensor));
+    return out;
+  };
+  EXPECT_LT(distance(expected, by_parts({whole}, false)), 1e-12);
+  const std::vector<Batch> three{part(whole, 0, 2), part(whole, 2, 2), part(whole, 2, 5)};
+  EXPECT_LT(distance(expected, by_parts(three, false)), 1e-12);
+  EXPECT_GT(distance(expected, by_parts({whole}, true)), 1e-3);  // control
 }
 
 // A few plain steps on one batch: what is learnt is the batch.
@@ -268,10 +299,10 @@ TEST(Lm, SampledSoftmaxIsNearTheFullOne) {
 TEST(DefaultModels, HaveAboutTwentyMillionParameters) {
   const std::int64_t d = 384, vocabulary = 24'000;
   const std::int64_t gpt = vocabulary * d + 128 * d + 6 * (12 * d * d + 13 * d) + 2 * d;
-  EXPECT_EQ(make_model("gpt", model_options("gpt"))->num_elements(), gpt);
+  EXPECT_EQ(make_model("gpt", model_options("gpt"))->shape().num_elements(), gpt);
   EXPECT_NEAR(static_cast<double>(gpt), 20e6, 0.5e6);
   const std::int64_t lm = 2 * vocabulary * d + vocabulary + 2 * (8 * d * d + 8 * d);
-  EXPECT_EQ(make_model("lm", model_options("lm"))->num_elements(), lm);
+  EXPECT_EQ(make_model("lm", model_options("lm"))->shape().num_elements(), lm);
   EXPECT_NEAR(static_cast<double>(lm), 20e6, 1e6);
 }
 
@@ -321,41 +352,6 @@ TEST(TokenBatches, BecomeTensors) {
   EXPECT_EQ(batch.first_sequence, 3);
   EXPECT_EQ(batch.tokens[1][4].item<std::int64_t>(), tokens.tokens[14]);
   EXPECT_TRUE(torch::equal(batch.tokens.slice(1, 1), batch.targets.slice(1, 0, 9)));
-}
-
-// Not a check: `--gtest_also_run_disabled_tests --gtest_filter=*StepSeconds` prints the step of a default
-// model.
-TEST(DISABLED_Measure, StepSeconds) {
-  torch::set_num_threads(1);
-  for (const char* name : {"gpt", "lm"}) {
-    const ModelOptions o = model_options(name);
-    const std::unique_ptr<Model> model = make_model(name, o);
-    const Batch batch = random_batch(o, 1, 128);
-    std::vector<double> forward, backward;
-    for (int step = 0; step < 8; ++step) {
-      for (const Parameter& p : model->parameters()) {
-        if (p.tensor.grad().defined()) torch::Tensor(p.tensor).mutable_grad().zero_();
-      }
-      const auto now = [] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-      };
-      const double start = now();
-      const torch::Tensor loss = model->loss(batch, {.step = step});
-      const double middle = now();
-      loss.backward();
-      forward.push_back(middle - start);
-      backward.push_back(now() - middle);
-    }
-    std::sort(forward.begin(), forward.end());
-    std::sort(backward.begin(), backward.end());
-    std::cout << name << ": forward " << forward[4] << " s, backward " << backward[4] << " s, "
-              << model->flops_per_token() * 1e-6 << " MFLOP a token forward\n";
-  }
-  const torch::Tensor x = torch::ones({1, 128, 384});
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 130; ++i) keyed_dropout(x, {.probability = 0.1, .site = 1}, {.step = i});
-  std::cout << "13 dropouts of [128, 384]: "
-            << std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 10 << " s\n";
 }
 
 }  // namespace

@@ -40,26 +40,30 @@ ModelOptions sizes() {
 // A table, a middle that may be left out, a head.
 class Patchwork final : public Model {
  public:
-  explicit Patchwork(const Case& c) : Model("patchwork", sizes()), skips_(c.skips), sparse_(c.sparse) {
-    begin_block("table", 0);
+  explicit Patchwork(const Case& c)
+      : Model(chain_shape("patchwork", {{"table", {{"table", {kWords, kWidth}}}},
+                                        {"middle", {{"middle", {kWidth, kWidth}}, {"bias", {kWidth}}}},
+                                        {"head", {{"head", {kWords, kWidth}}}}}),
+              sizes()),
+        skips_(c.skips),
+        sparse_(c.sparse) {
     table_ = add({.name = "table", .tensor = values({kWords, kWidth}, 1, c)});
-    begin_block("middle", 0);
     middle_ = add({.name = "middle", .tensor = values({kWidth, kWidth}, 2, c)});
     bias_ = add({.name = "bias", .tensor = values({kWidth}, 3, c)});
-    begin_block("head", 0);
     head_ = add({.name = "head", .tensor = values({kWords, kWidth}, 4, c)});
   }
-  torch::Tensor forward(int block, const torch::Tensor& input, const Batch& batch,
-                        const StepContext& context) const override {
-    if (block == 0) return torch::embedding(table_, batch.tokens, -1, false, sparse_);
+  std::vector<torch::Tensor> forward(int block, int, std::span<const torch::Tensor> taken, const Batch& batch,
+                                     const StepContext& context) const override {
+    if (block == 0) return {torch::embedding(table_, batch.tokens, -1, false, sparse_)};
+    const torch::Tensor& input = taken.front();
     if (block == 1) {
       const bool used =
           !skips_ || context.step % 3 == 2 || (context.step % 3 == 1 && batch.first_sequence == 0);
-      return used ? input + torch::tanh(torch::linear(input, middle_, bias_)) : input;
+      return {used ? input + torch::tanh(torch::linear(input, middle_, bias_)) : input};
     }
     const torch::Tensor logits = torch::linear(input, head_).reshape({-1, kWords});
-    return torch::nll_loss(torch::log_softmax(logits, 1), batch.targets.reshape({-1}), {},
-                           at::Reduction::Sum);
+    return {torch::nll_loss(torch::log_softmax(logits, 1), batch.targets.reshape({-1}), {},
+                            at::Reduction::Sum)};
   }
 
  private:

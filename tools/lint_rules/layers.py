@@ -13,10 +13,13 @@ LAYERS = [
     ["transports"],
     ["collectives", "compressors"],
     ["engine"],
-    ["data_parallel", "embedding", "moe", "pipeline"],
-    ["planner"],
-    ["world"],
+    ["state"],
+    ["step"],
+    ["data_parallel", "embedding", "experts", "pipeline"],
+    ["world", "data"],
     ["workload"],
+    ["planner"],
+    ["measure"],
     ["weft_torch"],
 ]
 DEPTH = {folder: depth for depth, row in enumerate(LAYERS) for folder in row}

@@ -1,6 +1,6 @@
 // GPT-2 in blocks: embedding | layer 0 .. n-1 | head.
 //   embedding   x = tokens' rows + positions' rows, dropout
-//   layer i     x += dropout(projection(attention(norm(x)))); x += dropout(down(gelu(up(norm(x)))))
+//   layer i     two parts: x += dropout(projection(attention(norm(x)))), x += dropout(down(gelu(up(norm(x)))))
 //   head        logits = norm(x) E^T, E being the embedding's weight; the sum of the cross entropy
 // Weights: normal 0.02, residual projections 0.02 / sqrt(2 layers), biases 0, as Radford et al. 2019 and its
 // code. The attention's probabilities have no dropout: torch's would draw from the process's generator.
@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "weft_torch/models/ops.h"
+#include "weft_torch/models/shapes.h"
 
 namespace weft {
 
@@ -33,18 +34,13 @@ struct Layer {
 
 class Gpt final : public Model {
  public:
-  explicit Gpt(const ModelOptions& o) : Model("gpt", o) {
+  explicit Gpt(const ModelOptions& o) : Model(model_shape("gpt", o), o) {
     const std::int64_t d = o.width;
     const double residual = kDeviation / std::sqrt(2.0 * o.layers);
-    const auto width = static_cast<double>(d);
-    begin_block("embedding", 0);
     tokens_ = add(normal_parameter(o.seed, "embedding.token.weight", {o.vocabulary, d}, kDeviation));
     positions_ = add(normal_parameter(o.seed, "embedding.position.weight", {o.context, d}, kDeviation));
-    // Products with 12 d^2 weights, scores and weighted sum over half the context each.
-    const double layer_flops = 24 * width * width + 2 * static_cast<double>(o.context) * width;
     for (int i = 0; i < o.layers; ++i) {
       const std::string name = "layer." + std::to_string(i);
-      begin_block(name, layer_flops);
       Layer layer;
       layer.attention_norm = add_norm(name + ".attention.norm");
       layer.qkv = add_linear(name + ".attention.qkv", d, 3 * d, kDeviation);
@@ -54,18 +50,20 @@ class Gpt final : public Model {
       layer.down = add_linear(name + ".mlp.down", 4 * d, d, residual);
       layers_.push_back(layer);
     }
-    begin_block("head", 2 * width * static_cast<double>(o.vocabulary));
     head_norm_ = add_norm("head.norm");
   }
 
-  torch::Tensor forward(int block, const torch::Tensor& input, const Batch& batch,
-                        const StepContext& context) const override {
+  std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
+                                     const Batch& batch, const StepContext& context) const override {
     const Call call{batch, context};
-    if (block == 0) return embed(call);
+    if (block == 0) return {embed(call)};
+    const torch::Tensor& x = taken.front();
     const auto layer = static_cast<std::size_t>(block - 1);
-    if (layer < layers_.size()) return run(layers_[layer], 2 * layer + 1, input, call);
-    const torch::Tensor logits = torch::linear(head_norm_.norm(input).flatten(0, 1), tokens_);
-    return cross_entropy_sum(logits, batch.targets.flatten());
+    if (layer < layers_.size())
+      return {part == 0 ? attend(layers_[layer], 2 * layer + 1, x, call)
+                        : feed_forward(layers_[layer], 2 * layer + 2, x, call)};
+    const torch::Tensor logits = torch::linear(head_norm_.norm(x).flatten(0, 1), tokens_);
+    return {cross_entropy_sum(logits, batch.targets.flatten())};
   }
 
  private:
@@ -106,11 +104,13 @@ class Gpt final : public Model {
     return layer.projection(out.transpose(1, 2).reshape(x.sizes()));
   }
 
-  torch::Tensor run(const Layer& layer, std::size_t site, const torch::Tensor& input,
-                    const Call& call) const {
-    const torch::Tensor x = input + dropped(attention(layer, layer.attention_norm.norm(input)), site, call);
+  torch::Tensor attend(const Layer& layer, std::size_t site, const torch::Tensor& x, const Call& call) const {
+    return x + dropped(attention(layer, layer.attention_norm.norm(x)), site, call);
+  }
+  torch::Tensor feed_forward(const Layer& layer, std::size_t site, const torch::Tensor& x,
+                             const Call& call) const {
     const torch::Tensor inner = torch::gelu(layer.up(layer.mlp_norm.norm(x)), "tanh");
-    return x + dropped(layer.down(inner), site + 1, call);
+    return x + dropped(layer.down(inner), site, call);
   }
 
   torch::Tensor tokens_, positions_;

@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "weft_torch/models/ops.h"
+#include "weft_torch/models/shapes.h"
 #include "weft_torch/models/weights.h"
 
 namespace weft {
@@ -26,20 +27,15 @@ constexpr double kDeviation = 0.02;
 
 class Lm final : public Model {
  public:
-  explicit Lm(const ModelOptions& o) : Model("lm", o) {
+  explicit Lm(const ModelOptions& o) : Model(model_shape("lm", o), o) {
     const std::int64_t d = o.width;
-    const auto width = static_cast<double>(d);
-    const double bound = 1 / std::sqrt(width);
+    const double bound = 1 / std::sqrt(static_cast<double>(d));
     const auto uniform = [&](const std::string& name, torch::IntArrayRef shape) {
       return add(uniform_parameter(o.seed, name, shape, bound));
     };
-    begin_block("embedding", 0);
-    Parameter table = normal_parameter(o.seed, "embedding.weight", {o.vocabulary, d}, kDeviation);
-    table.table = true;
-    embedding_ = add(std::move(table));
+    embedding_ = add(normal_parameter(o.seed, "embedding.weight", {o.vocabulary, d}, kDeviation));
     for (int i = 0; i < o.layers; ++i) {
       const std::string name = "lstm." + std::to_string(i);
-      begin_block(name, 16 * width * width);
       std::vector<torch::Tensor> layer;
       layer.push_back(uniform(name + ".input.weight", {4 * d, d}));
       layer.push_back(uniform(name + ".state.weight", {4 * d, d}));
@@ -47,33 +43,28 @@ class Lm final : public Model {
       layer.push_back(uniform(name + ".state.bias", {4 * d}));
       layers_.push_back(std::move(layer));
     }
-    const auto words = static_cast<double>(o.samples > 0 ? o.samples + 1 : o.vocabulary);
-    begin_block("softmax", 2 * width * words);
-    Parameter weight = uniform_parameter(o.seed, "softmax.weight", {o.vocabulary, d}, bound);
-    weight.table = o.samples > 0;
-    weight_ = add(std::move(weight));
-    Parameter bias = constant_parameter("softmax.bias", {o.vocabulary, 1}, 0);
-    bias.table = o.samples > 0;
-    bias_ = add(std::move(bias));
+    weight_ = uniform("softmax.weight", {o.vocabulary, d});
+    bias_ = add(constant_parameter("softmax.bias", {o.vocabulary, 1}, 0));
   }
 
-  torch::Tensor forward(int block, const torch::Tensor& input, const Batch& batch,
-                        const StepContext& context) const override {
+  std::vector<torch::Tensor> forward(int block, int /*part*/, std::span<const torch::Tensor> taken,
+                                     const Batch& batch, const StepContext& context) const override {
     const DropoutSite where{.probability = options().dropout,
                             .site = static_cast<std::uint32_t>(block),
                             .first_sequence = batch.first_sequence};
-    if (block == 0) return keyed_dropout(rows(embedding_, batch.tokens), where, context);
+    if (block == 0) return {keyed_dropout(rows(embedding_, batch.tokens), where, context)};
+    const torch::Tensor& input = taken.front();
     const auto layer = static_cast<std::size_t>(block - 1);
     if (layer < layers_.size()) {
       const torch::Tensor zero = torch::zeros({1, input.size(0), input.size(2)}, input.options());
       const auto [out, h, c] = torch::lstm(input, {zero, zero}, layers_[layer], /*has_biases=*/true,
                                            /*num_layers=*/1, /*dropout=*/0.0, context.training,
                                            /*bidirectional=*/false, /*batch_first=*/true);
-      return keyed_dropout(out, where, context);
+      return {keyed_dropout(out, where, context)};
     }
     const torch::Tensor hidden = input.flatten(0, 1), targets = batch.targets.flatten();
-    if (options().samples > 0 && context.training) return sampled(hidden, targets, context);
-    return cross_entropy_sum(torch::linear(hidden, weight_, bias_.squeeze(1)), targets);
+    if (options().samples > 0 && context.training) return {sampled(hidden, targets, context)};
+    return {cross_entropy_sum(torch::linear(hidden, weight_, bias_.squeeze(1)), targets)};
   }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <map>
 #include <utility>
 
 #include "weft/error.h"
@@ -24,42 +26,47 @@ Batch to_batch(const TokenBatch& batch) {
 
 std::int64_t counted(const Batch& batch) { return batch.targets.ne(kNotCounted).sum().item<std::int64_t>(); }
 
+std::int64_t counted(const TokenBatch& batch) {
+  return std::count_if(batch.targets.begin(), batch.targets.end(),
+                       [](std::int64_t target) { return target != kNotCounted; });
+}
+
 std::int64_t sequences(const Batch& batch) { return batch.tokens.size(0); }
 
-Model::Model(std::string name, const ModelOptions& options) : name_(std::move(name)), options_(options) {}
-
-std::vector<Parameter> Model::parameters() const {
-  std::vector<Parameter> all;
-  for (const Block& block : blocks_) all.insert(all.end(), block.parameters.begin(), block.parameters.end());
-  return all;
+Model::Model(ModelShape shape, const ModelOptions& options) : shape_(std::move(shape)), options_(options) {
+  shape_.check();
 }
 
-std::int64_t Model::num_elements() const {
-  std::int64_t sum = 0;
-  for (const Parameter& p : parameters()) sum += p.tensor.numel();
-  return sum;
-}
-
-double Model::flops_per_token() const {
-  double sum = 0;
-  for (const Block& block : blocks_) sum += block.flops_per_token;
-  return sum;
-}
-
-torch::Tensor Model::loss(const Batch& batch, const StepContext& context,
-                          const BeforeBlock& before_block) const {
-  check(batch);
-  const bool empty = sequences(batch) == 0;
-  torch::Tensor x;
-  for (int b = 0; b < static_cast<int>(blocks_.size()); ++b) {
-    if (before_block) before_block(b);
-    if (!empty) x = forward(b, x, batch, context);
+torch::Tensor Model::add(Parameter parameter) {
+  const std::size_t place = parameters_.size();
+  if (place >= shape_.parameters.size() || shape_.parameters[place].name != parameter.name ||
+      shape_.parameters[place].dims != parameter.tensor.sizes().vec()) {
+    throw UsageError("model " + name() + ": '" + parameter.name + "' is not what its shape has next");
   }
-  if (!empty) return x;
-  // Depends on every parameter, and on none of their elements.
-  x = torch::zeros({}, blocks_.front().parameters.front().tensor.options().requires_grad(false));
-  for (const Parameter& p : parameters()) x = x + p.tensor.slice(0, 0, 0).sum();
-  return x;
+  parameters_.push_back(std::move(parameter));
+  return parameters_.back().tensor;
+}
+
+torch::Tensor Model::loss(const Batch& batch, const StepContext& context) const {
+  check(batch);
+  if (sequences(batch) == 0) {
+    // Depends on every parameter, and on none of their elements.
+    torch::Tensor zero = torch::zeros({}, parameters_.front().tensor.options().requires_grad(false));
+    for (const Parameter& p : parameters_) zero = zero + p.tensor.slice(0, 0, 0).sum();
+    return zero;
+  }
+  std::map<std::string, torch::Tensor> given;
+  for (std::size_t b = 0; b < shape_.blocks.size(); ++b) {
+    for (std::size_t p = 0; p < shape_.blocks[b].parts.size(); ++p) {
+      const PartShape& part = shape_.blocks[b].parts[p];
+      std::vector<torch::Tensor> taken;
+      for (const std::string& activation : part.takes) taken.push_back(given.at(activation));
+      const std::vector<torch::Tensor> out =
+          forward(static_cast<int>(b), static_cast<int>(p), taken, batch, context);
+      for (std::size_t i = 0; i < part.gives.size(); ++i) given[part.gives[i]] = out[i];
+    }
+  }
+  return given.at(kLoss);
 }
 
 void Model::to(torch::ScalarType type) {
@@ -67,22 +74,11 @@ void Model::to(torch::ScalarType type) {
     throw UsageError("a model computes in float32 or float64, not in " + std::string(c10::toString(type)));
   }
   const torch::NoGradGuard guard;
-  for (const Block& block : blocks_) {
-    for (const Parameter& p : block.parameters) torch::Tensor(p.tensor).set_data(p.tensor.to(type));
-  }
-}
-
-torch::Tensor Model::add(Parameter parameter) {
-  blocks_.back().parameters.push_back(std::move(parameter));
-  return blocks_.back().parameters.back().tensor;
-}
-
-void Model::begin_block(std::string block_name, double flops_per_token) {
-  blocks_.push_back({.name = std::move(block_name), .flops_per_token = flops_per_token});
+  for (const Parameter& p : parameters_) torch::Tensor(p.tensor).set_data(p.tensor.to(type));
 }
 
 void Model::check(const Batch& batch) const {
-  const auto refuse = [&](const std::string& why) { throw UsageError("model " + name_ + ": " + why); };
+  const auto refuse = [&](const std::string& why) { throw UsageError("model " + name() + ": " + why); };
   if (!batch.tokens.defined() || !batch.targets.defined() || batch.tokens.dim() != 2 ||
       batch.tokens.sizes() != batch.targets.sizes()) {
     refuse("a batch has tokens and targets of one shape [sequences, length]");

@@ -1,8 +1,9 @@
-// A language model as a list of blocks in order of use. What happens between blocks (waiting for parameters,
-// timing, sending activations) is the caller's: it is told before each block.
+// A language model as a list of blocks, a block a list of parts, as its shape says (step/shape.h). What
+// happens between parts (waiting for parameters, timing, sending activations) is the caller's: it computes
+// them one by one.
 //
 //   auto model = make_model("gpt", model_options("gpt"));
-//   torch::Tensor loss = model->loss(batch, {.seed = 1, .step = 0}, [&](int block) { ... });
+//   torch::Tensor loss = model->loss(batch, {.seed = 1, .step = 0});  // all parts as one graph
 //   (loss / global_count).backward();
 //
 // Nothing draws from torch's generators: weights are functions of (seed, name, element), dropout masks of
@@ -15,12 +16,13 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "step/shape.h"
 #include "weft_torch/models/options.h"
 
 namespace weft {
@@ -36,6 +38,7 @@ inline constexpr std::int64_t kNotCounted = -100;
 
 Batch to_batch(const TokenBatch& batch);     // a copy
 std::int64_t counted(const Batch& batch);    // targets that are predicted
+std::int64_t counted(const TokenBatch& batch);
 std::int64_t sequences(const Batch& batch);  // of this rank; may be 0
 
 struct StepContext {
@@ -45,56 +48,44 @@ struct StepContext {
 };
 
 struct Parameter {
-  std::string name;  // stable: checkpoints and weights depend on it
+  std::string name;  // as in the shape
   torch::Tensor tensor;
-  bool table = false;  // rows are looked up and nothing else is done with it: few rows get a gradient
-};
-
-struct Block {
-  std::string name;
-  std::vector<Parameter> parameters;  // that it owns: a shared one belongs to its first user
-  double flops_per_token = 0;         // of its forward pass, at full context; backward takes twice as many
 };
 
 class Model {
  public:
-  using BeforeBlock = std::function<void(int block)>;
-
   virtual ~Model() = default;
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return shape_.model; }
   const ModelOptions& options() const { return options_; }
-  const std::vector<Block>& blocks() const { return blocks_; }
-  std::vector<Parameter> parameters() const;  // of all blocks, in order of first use, none twice
-  std::int64_t num_elements() const;
-  double flops_per_token() const;
+  const ModelShape& shape() const { return shape_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }  // in the order of the shape
 
-  // The sum of the cross entropy over counted tokens. before_block(b) is called just before block b's
-  // parameters are used. An empty batch gives zero, and zero gradients. Throws UsageError for a batch that
-  // does not fit the model.
-  torch::Tensor loss(const Batch& batch, const StepContext& context,
-                     const BeforeBlock& before_block = {}) const;
-  // One block: the first ignores its input, the last returns the loss.
-  virtual torch::Tensor forward(int block, const torch::Tensor& input, const Batch& batch,
-                                const StepContext& context) const = 0;
+  // The sum of the cross entropy over counted tokens. An empty batch gives zero, and zero gradients. Throws
+  // UsageError for a batch that does not fit the model.
+  torch::Tensor loss(const Batch& batch, const StepContext& context) const;
+  // One part: `taken` has what the shape says that it takes, in that order; what it gives comes back in the
+  // order of the shape. Autograd may be cut around it. REQUIRES: check(batch) passed, the batch is not empty.
+  virtual std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
+                                             const Batch& batch, const StepContext& context) const = 0;
+  // Throws UsageError for a batch that does not fit the model.
+  void check(const Batch& batch) const;
   // torch::kFloat32 (as built) or torch::kFloat64. Parameters stay the same tensors. REQUIRES: no gradients
   // yet.
   void to(torch::ScalarType type);
 
  protected:
-  Model(std::string name, const ModelOptions& options);
-  // A parameter of the last block.
+  // Throws UsageError for a shape that does not hold together.
+  Model(ModelShape shape, const ModelOptions& options);
+  // The next parameter of the shape. Throws UsageError for another name or other sizes.
   torch::Tensor add(Parameter parameter);
-  void begin_block(std::string block_name, double flops_per_token);
 
  private:
-  void check(const Batch& batch) const;
-
-  std::string name_;
+  ModelShape shape_;
   ModelOptions options_;
-  std::vector<Block> blocks_;
+  std::vector<Parameter> parameters_;
 };
 
 // "gpt" or "lm". Throws UsageError with the nearest name, or for impossible options.

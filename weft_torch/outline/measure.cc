@@ -19,6 +19,7 @@
 #include "weft/error.h"
 #include "weft_torch/data/batches.h"
 #include "weft_torch/models/model.h"
+#include "weft_torch/train/cut_model.h"
 
 namespace weft {
 
@@ -43,13 +44,18 @@ struct StepTimes {
 class MeasuredModel {
  public:
   MeasuredModel(const OutlineOptions& options, const ModelOptions& sizes, const Batches& batches)
-      : options_(options), model_(make_model(options.train.model, sizes)), batches_(batches) {
+      : options_(options),
+        model_(make_model(options.train.model, sizes)),
+        cut_(*model_),
+        batches_(batches) {
     std::vector<OptimizerParameter> updated;
-    for (std::size_t b = 0; b < model_->blocks().size(); ++b) {
-      for (const Parameter& parameter : model_->blocks()[b].parameters) {
-        updated.push_back({.name = parameter.name, .count = parameter.tensor.numel()});
-        tensors_.push_back({.parameter = parameter, .block = b, .result = {}, .told = 0});
-      }
+    for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
+      const Parameter& parameter = model_->parameters()[i];
+      updated.push_back({.name = parameter.name, .count = parameter.tensor.numel()});
+      tensors_.push_back({.parameter = parameter,
+                          .block = static_cast<std::size_t>(model_->shape().block_of(static_cast<int>(i))),
+                          .result = {},
+                          .told = 0});
     }
     optimizer_ = std::make_unique<Optimizer>(options.train.optimizer, updated);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -87,6 +93,7 @@ class MeasuredModel {
 
   const OutlineOptions& options_;
   std::unique_ptr<Model> model_;
+  CutModel cut_;
   const Batches& batches_;
   std::vector<Tensor> tensors_;  // hooks point into it: it never grows
   std::unique_ptr<Optimizer> optimizer_;
@@ -107,7 +114,8 @@ void MeasuredModel::update(std::size_t block) {
 }
 
 StepTimes MeasuredModel::step(std::int64_t step) {
-  const std::size_t blocks = model_->blocks().size();
+  const std::vector<int> parts = model_->shape().parts();
+  const std::size_t blocks = parts.size();
   StepTimes times{.forward = std::vector<double>(blocks),
                   .backward = std::vector<double>(blocks),
                   .update = std::vector<double>(blocks),
@@ -117,33 +125,27 @@ StepTimes MeasuredModel::step(std::int64_t step) {
   const double began = now();
   const Batch batch = to_batch(tokens);
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, counted(batch)));
+  cut_.begin(std::span(&batch, 1), context);
   double at = now();
   times.other += at - began;
-  torch::Tensor x;
-  std::vector<double> entered(blocks);  // when backward enters a block
   for (Tensor& tensor : tensors_) tensor.told = 0;
   for (std::size_t b = 0; b < blocks; ++b) {
     update(b);
     const double updated = now();
-    x = model_->forward(static_cast<int>(b), x, batch, context);
-    if (b + 1 < blocks) {
-      double& enter = entered[b];
-      x.register_hook([&enter](const torch::Tensor&) { enter = now(); });
-    }
+    for (int p = 0; p < parts[b]; ++p) cut_.forward({Work::forward, static_cast<int>(b), p, 0});
     const double end = now();
     times.update[b] = updated - at;
     times.forward[b] = end - updated;
     at = end;
   }
-  const double loss = x.item<double>();
-  if (!std::isfinite(loss)) throw Error("the loss is not finite while blocks are measured");
-  const torch::Tensor scaled = x * scale;
-  entered[blocks - 1] = now();
-  times.other += entered[blocks - 1] - at;
-  scaled.backward();
-  const double end = now();
-  for (std::size_t b = 0; b < blocks; ++b)
-    times.backward[b] = std::max(0.0, (b == 0 ? end : entered[b - 1]) - entered[b]);
+  if (!std::isfinite(cut_.loss_sum())) throw Error("the loss is not finite while blocks are measured");
+  std::vector<double> entered(blocks);  // when backward enters a block
+  for (std::size_t b = blocks; b-- > 0;) {
+    entered[b] = at;
+    for (int p = parts[b]; p-- > 0;) cut_.backward({Work::backward, static_cast<int>(b), p, 0}, scale);
+    at = now();
+    times.backward[b] = at - entered[b];
+  }
   for (const Tensor& tensor : tensors_) {
     const double seconds = times.backward[tensor.block];
     const bool known = tensor.told > 0 && seconds > 0;  // else it counts as zeros at the end
@@ -193,29 +195,29 @@ class SideBySide {
 };
 
 void SideBySide::describe(const MeasuredModel& measured) {
-  const Model& model = measured.model();
-  out_.model = model.name();
+  const ModelShape& shape = measured.model().shape();
+  out_.model = shape.model;
   out_.side_by_side = options_.side_by_side;
-  out_.parameters = model.num_elements();
+  out_.parameters = shape.num_elements();
   out_.tokens_per_rank = options_.sequences * sequence_length(options_.train);
-  for (std::size_t b = 0; b < model.blocks().size(); ++b) {
-    const Block& block = model.blocks()[b];
+  for (const BlockShape& block : shape.blocks) {
     out_.blocks.push_back({.name = block.name});
-    flops_per_token_.push_back(block.flops_per_token);
-    for (const Parameter& p : block.parameters) {
-      OutlineTensor tensor{.name = p.name, .length = p.tensor.numel(), .block = static_cast<int>(b)};
-      if (p.tensor.dim() >= 2) {
-        tensor.rows = p.tensor.size(0);
-        tensor.columns = tensor.length / tensor.rows;
-      }
-      if (p.table) {
-        out_.tables.push_back({.name = p.name,
-                               .rows = tensor.rows,
-                               .width = tensor.columns,
-                               .rows_per_step = measured.rows_touched(p)});
-      }
-      out_.tensors.push_back(std::move(tensor));
+    double flops = 0;
+    for (const PartShape& part : block.parts) flops += part.flops_per_token;
+    flops_per_token_.push_back(flops);
+  }
+  for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
+    const ParameterShape& p = shape.parameters[i];
+    OutlineTensor tensor{
+        .name = p.name, .length = p.count(), .rows = p.rows(), .block = shape.block_of(static_cast<int>(i))};
+    if (tensor.rows > 0) tensor.columns = tensor.length / tensor.rows;
+    if (p.table) {
+      out_.tables.push_back({.name = p.name,
+                             .rows = tensor.rows,
+                             .width = tensor.columns,
+                             .rows_per_step = measured.rows_touched(measured.model().parameters()[i])});
     }
+    out_.tensors.push_back(std::move(tensor));
   }
 }
 

@@ -3,7 +3,7 @@
 //
 // Measured: forward, backward and update of some steps on synthetic tokens, after a warm-up; medians over
 // the steps and means over the ranks.
-//   forward   from one before_block() to the next; the last block's ends with the loss
+//   forward   all parts of the block; the last block's ends with the loss
 //   backward  a block's ends when its first input's gradient is known, that is when backward enters the block
 //             before it; the first one's with the end of backward. A tensor's `ready` is where inside of that
 //             torch told of its gradient

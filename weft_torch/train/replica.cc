@@ -7,12 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 #include "base/names.h"
 #include "patterns/blocks.h"
-#include "weft/collective.h"
 #include "weft/error.h"
 #include "weft_torch/train/options.h"
 
@@ -20,15 +18,9 @@ namespace weft {
 
 namespace {
 
-constexpr std::uint32_t kTokensSlot = 0;  // the agreement on tokens; buckets come behind it
-
 template <class T>
 std::span<T> span_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<T>(), static_cast<std::size_t>(tensor.numel())};
-}
-
-double squared_sum(const torch::Tensor& tensor) {
-  return tensor.to(torch::kFloat64).square().sum().item<double>();
 }
 
 void check(const ReplicaOptions& o) {
@@ -79,22 +71,67 @@ class Replica::Hook final : public torch::autograd::PostAccumulateGradHook {
 };
 
 Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options)
-    : engine_(engine), comm_(comm), model_(model), options_(options) {
+    : model_(model), options_(options), cut_(model) {
   check(options);
-  add_parameters();
+  add_strategies(engine, comm, add_parameters());
+  make_optimizer();
+  Driver& driver = *this;
+  walker_ = std::make_unique<Walker>(driver, *strategies_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].parameter.tensor,
+                                                   std::make_unique<Hook>(*this, static_cast<int>(i)));
+  }
+}
+
+ModelShape Replica::add_parameters() {
+  std::vector<bool> is_trained;
+  for (const Parameter& parameter : model_.parameters()) {
+    torch::Tensor tensor = parameter.tensor;
+    is_trained.push_back(tensor.requires_grad());
+    if (!tensor.requires_grad()) continue;
+    if (!tensor.is_contiguous()) throw UsageError("'" + parameter.name + "' is not contiguous");
+    wide_ = tensor.scalar_type() == torch::kFloat64;
+    Mine mine{.parameter = parameter};
+    mine.gradient = torch::zeros_like(tensor);  // stays: gradients are added in place
+    mine.host = tensor.is_cpu() ? mine.gradient : pinned_like(tensor);
+    tensor.mutable_grad() = mine.gradient;
+    parameters_.push_back(std::move(mine));
+  }
+  if (parameters_.empty()) throw UsageError("the model has no parameter that is trained");
+  ModelShape trained = model_.shape().trained(is_trained);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].ready = trained.ready_after(static_cast<int>(i), 1);
+    parameters_[i].block = parameters_[i].ready.block;
+  }
+  return trained;
+}
+
+void Replica::add_strategies(Engine& engine, const Comm& comm, ModelShape trained) {
+  std::vector<ParameterInfo> plan;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterShape& shape = trained.parameters[i];
+    plan.push_back(
+        {.name = shape.name, .count = shape.count(), .use = parameters_[i].block, .rows = shape.rows()});
+  }
+  StepOptions step;
+  step.clip_norm = options_.clip_norm;
+  step.skip_not_finite = options_.skip_not_finite;
+  step.lookahead = options_.lookahead;
+  strategies_ = std::make_unique<Strategies>(engine, comm, std::move(trained), step);
   options_.parallel.dtype = wide_ ? DType::float64 : DType::float32;
   options_.parallel.divisor = 0;
-  options_.parallel.first_slot = kTokensSlot + 1;
-  std::vector<ParameterInfo> plan;
+  options_.parallel.first_slot = strategies_->next_slot(comm);
+  parallel_ = &strategies_->add(
+      std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel));
+  strategies_->install();
+}
+
+void Replica::make_optimizer() {
   std::vector<OptimizerParameter> updated;
   std::vector<Parameter> trained;
   bool on_device = false;
   for (const Mine& mine : parameters_) {
     const torch::Tensor& tensor = mine.parameter.tensor;
-    plan.push_back({.name = mine.parameter.name,
-                    .count = tensor.numel(),
-                    .use = mine.block,
-                    .rows = tensor.dim() < 2 ? 0 : tensor.size(0)});
     updated.push_back(
         {.name = mine.parameter.name, .count = tensor.numel(), .dtype = options_.parallel.dtype});
     trained.push_back(mine.parameter);
@@ -102,34 +139,11 @@ Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOp
   }
   if (options_.optimizer_from == "torch") {
     torch_optimizer_ = std::make_unique<TorchOptimizer>(options_.optimizer, trained);
-  } else {
-    if (on_device)
-      throw UsageError("parameters on a GPU are updated by torch's optimizers: optimizer_from = torch");
-    optimizer_ = std::make_unique<Optimizer>(options_.optimizer, updated);
+    return;
   }
-  parallel_ = std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].parameter.tensor,
-                                                   std::make_unique<Hook>(*this, static_cast<int>(i)));
-  }
-}
-
-void Replica::add_parameters() {
-  const std::vector<Block>& blocks = model_.blocks();
-  for (std::size_t b = 0; b < blocks.size(); ++b) {
-    for (const Parameter& parameter : blocks[b].parameters) {
-      torch::Tensor tensor = parameter.tensor;
-      if (!tensor.requires_grad()) continue;
-      if (!tensor.is_contiguous()) throw UsageError("'" + parameter.name + "' is not contiguous");
-      wide_ = tensor.scalar_type() == torch::kFloat64;
-      Mine mine{.parameter = parameter, .block = static_cast<int>(b)};
-      mine.gradient = torch::zeros_like(tensor);  // stays: gradients are added in place
-      mine.host = tensor.is_cpu() ? mine.gradient : pinned_like(tensor);
-      tensor.mutable_grad() = mine.gradient;
-      parameters_.push_back(std::move(mine));
-    }
-  }
-  if (parameters_.empty()) throw UsageError("the model has no parameter that is trained");
+  if (on_device)
+    throw UsageError("parameters on a GPU are updated by torch's optimizers: optimizer_from = torch");
+  optimizer_ = std::make_unique<Optimizer>(options_.optimizer, updated);
 }
 
 Replica::~Replica() {
@@ -137,12 +151,118 @@ Replica::~Replica() {
     torch::autograd::impl::set_post_acc_grad_hooks(mine.parameter.tensor, nullptr);
 }
 
-void Replica::wait(const Ticket& ticket) {
+StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContext& context,
+                          std::int64_t next) {
+  if (micro_batches.empty()) throw UsageError("a step has at least one micro-batch, if an empty one");
+  outcome_ = {};
+  micro_batches_ = static_cast<int>(micro_batches.size());
+  next_tokens_ = next;
+  strategies_->number_step(context.step);
+  if (!options_.lookahead || !strategies_->under_way()) {
+    std::int64_t mine = 0;
+    for (const Batch& batch : micro_batches) mine += counted(batch);
+    strategies_->batch_known({.tokens = mine});
+  }
+  for (Mine& parameter : parameters_) parameter.seen = parameter.handed = false;
+  cut_.begin(micro_batches, context);
+  walker_->walk(strategies_->next_table(micro_batches_));
+  outcome_.last_loss = strategies_->last_loss();
+  outcome_.tokens = static_cast<std::int64_t>(strategies_->tokens());
+  return outcome_;
+}
+
+StepOutcome Replica::settle() {
+  outcome_ = {};
+  if (!strategies_->under_way()) return outcome_;
+  walker_->walk(strategies_->tables(micro_batches_).settle);
+  take_result();
+  outcome_.last_loss = strategies_->last_loss();
+  return outcome_;
+}
+
+void Replica::abandon(std::exception_ptr cause) noexcept { weft::abandon(*strategies_, std::move(cause)); }
+
+void Replica::set_density(double density) {
+  density_ = density;
+  if (!strategies_->under_way()) parallel_->set_density(*std::exchange(density_, std::nullopt));
+}
+
+// ---- what the walker asks for ----
+
+Task<void> Replica::compute(Piece piece) {
+  piece_ = piece;
+  switch (piece.work) {
+    case Work::update:
+      update_block(piece.block);
+      break;
+    case Work::forward:
+      forward(piece);
+      break;
+    case Work::backward:
+      backward(piece);
+      break;
+  }
+  co_return;
+}
+
+Task<void> Replica::wait(Ticket ticket) {
   const auto start = std::chrono::steady_clock::now();
   ticket.wait();
   outcome_.waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  co_return;
 }
 
+void Replica::forward(const Piece& piece) {
+  cut_.forward(piece);
+  const std::vector<BlockShape>& blocks = model_.shape().blocks;
+  const bool last = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
+                    static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
+                    piece.micro_batch + 1 == micro_batches_;
+  if (!last) return;
+  strategies_->loss_known(cut_.loss_sum());
+  if (options_.lookahead) strategies_->batch_known({.tokens = next_tokens_});
+}
+
+bool Replica::is_ready_behind(const Mine& mine, const Piece& piece) const {
+  return piece.work == Work::backward && piece.micro_batch + 1 == micro_batches_ &&
+         mine.ready.block == piece.block && mine.ready.part == piece.part;
+}
+
+// The step before is committed by now, and no gradient of this one has gone out yet.
+void Replica::backward(const Piece& piece) {
+  const std::vector<BlockShape>& blocks = model_.shape().blocks;
+  const bool first = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
+                     static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
+                     piece.micro_batch == 0;
+  if (first) take_result();
+  const double tokens = strategies_->tokens();
+  cut_.backward(piece, tokens > 0 ? strategies_->world().size() / tokens : 0.0);
+  // What only an earlier micro-batch used.
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Mine& mine = parameters_[i];
+    if (mine.seen && !mine.handed && is_ready_behind(mine, piece)) send(static_cast<int>(i));
+  }
+  // And what is still on its way from a GPU.
+  if (piece == Piece{Work::backward, 0, 0, micro_batches_ - 1})
+    staging_.hand_over(true, [this](int i) { hand_over(i); });
+}
+
+// Of the step before.
+void Replica::take_result() {
+  if (density_) parallel_->set_density(*std::exchange(density_, std::nullopt));
+  const std::optional<StepResult>& result = strategies_->result();
+  if (!result) return;
+  outcome_.gradient_norm =
+      options_.parallel.clip_local > 0 ? parallel_->local_norm() : strategies_->gradient_norm();
+  outcome_.sent_bytes = parallel_->sent_bytes();
+  if (result->committed) return;
+  outcome_.skipped = result->text;
+  ++skipped_steps_;
+}
+
+// ---- gradients ----
+
+// torch calls it for every part that used the parameter, after the gradient was added to what was there.
 void Replica::gradient_ready(int index) {
   Mine& mine = parameters_[static_cast<std::size_t>(index)];
   torch::Tensor& gradient = mine.parameter.tensor.mutable_grad();
@@ -151,10 +271,8 @@ void Replica::gradient_ready(int index) {
     mine.gradient.copy_(gradient.is_sparse() ? gradient.coalesce().to_dense() : gradient);
     gradient = mine.gradient;
   }
-  // (An empty batch gives zeros for everything, which uses nothing.)
-  if (empty_micro_ && options_.parallel.find_unused) return;
   mine.seen = true;
-  if (last_micro_) send(index);
+  if (is_ready_behind(mine, piece_)) send(index);
 }
 
 void Replica::send(int index) {
@@ -168,181 +286,38 @@ void Replica::send(int index) {
 void Replica::hand_over(int index) {
   const torch::Tensor& host = parameters_[static_cast<std::size_t>(index)].host;
   if (wide_)
-    parallel_->gradient_ready(index, std::span<const double>(span_of<double>(host)));
+    strategies_->gradient_ready(index, std::span<const double>(span_of<double>(host)));
   else
-    parallel_->gradient_ready(index, std::span<const float>(span_of<float>(host)));
+    strategies_->gradient_ready(index, std::span<const float>(span_of<float>(host)));
 }
 
-// What only an earlier micro-batch used, and what is still on its way from a GPU.
-void Replica::send_the_rest() {
+void Replica::update_block(int block) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].seen && !parameters_[i].handed) send(static_cast<int>(i));
-  }
-  staging_.hand_over(true, [this](int i) { hand_over(i); });
-}
-
-// The counted tokens of all ranks in this step; the loss of the step before comes along.
-double Replica::agree_on_tokens(std::int64_t counted) {
-  std::array<double, 2> sums{static_cast<double>(counted), loss_sum_};
-  const SubmitOptions submit{.name = "tokens of the step",
-                             .traffic = TrafficClass::blocking,
-                             .slot = kTokensSlot,
-                             .step = exchanges_++};
-  const Dense data(std::span<double>{sums});
-  wait(engine_.submit(comm_, submit, [data](Comm comm) { return all_reduce(comm, data); }));
-  take_loss(sums[1]);
-  return sums[0];
-}
-
-void Replica::take_loss(double sum) {
-  const double mine = loss_sum_;
-  if (tokens_ > 0) outcome_.last_loss = sum / tokens_;
-  loss_sum_ = 0;
-  tokens_ = 0;
-  if (!std::isfinite(sum) && !options_.skip_not_finite) refuse_loss(mine);
-}
-
-// All ranks know that the sum is not finite, so all of them come here.
-void Replica::refuse_loss(double mine) {
-  std::vector<double> losses(static_cast<std::size_t>(comm_.size()));
-  losses[static_cast<std::size_t>(comm_.rank())] = mine;
-  const SubmitOptions submit{.name = "losses that are not finite",
-                             .traffic = TrafficClass::blocking,
-                             .slot = kTokensSlot,
-                             .step = exchanges_++};
-  const Dense data(std::span<double>{losses});
-  wait(engine_.submit(comm_, submit, [data](Comm comm) { return all_gather(comm, data); }));
-  std::string text = "step " + std::to_string(step_) + ": the loss is ";
-  bool first = true;
-  for (std::size_t r = 0; r < losses.size(); ++r) {
-    if (std::isfinite(losses[r])) continue;
-    text += std::string(first ? "" : ", ") + (std::isnan(losses[r]) ? "NaN" : "infinite") + " on rank " +
-            std::to_string(r);
-    first = false;
-  }
-  if (first) text += "not finite in its sum over the ranks";
-  throw Error(text + "; a smaller learning rate or --clip-norm may help");
-}
-
-StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContext& context) {
-  if (micro_batches.empty()) throw UsageError("a step has at least one micro-batch, if an empty one");
-  outcome_ = {};
-  if (!under_way_ && density_) parallel_->set_density(*std::exchange(density_, std::nullopt));
-  std::int64_t mine = 0;
-  for (const Batch& batch : micro_batches) mine += counted(batch);
-  const double tokens = agree_on_tokens(mine);
-  const double scale = tokens > 0 ? comm_.size() / tokens : 0.0;
-  double loss_sum = 0;
-  for (Mine& parameter : parameters_) parameter.seen = parameter.handed = false;
-  for (std::size_t i = 0; i < micro_batches.size(); ++i) {
-    last_micro_ = i + 1 == micro_batches.size();
-    empty_micro_ = sequences(micro_batches[i]) == 0;
-    const torch::Tensor loss =
-        model_.loss(micro_batches[i], context, [this](int block) { before_block(block); });
-    loss_sum += loss.item<double>();
-    (loss * scale).backward();
-  }
-  last_micro_ = false;
-  send_the_rest();
-  parallel_->step_end();
-  under_way_ = true;
-  settled_blocks_ = 0;
-  step_ = context.step;
-  loss_sum_ = loss_sum;
-  tokens_ = tokens;
-  outcome_.tokens = static_cast<std::int64_t>(tokens);
-  return outcome_;
-}
-
-StepOutcome Replica::settle() {
-  outcome_ = {};
-  if (tokens_ > 0) agree_on_tokens(0);
-  for (std::size_t b = 0; b < model_.blocks().size(); ++b) before_block(static_cast<int>(b));
-  return outcome_;
-}
-
-void Replica::abandon(std::exception_ptr cause) noexcept {
-  engine_.abandon(std::move(cause));
-  for (const Ticket& ticket : parallel_->tickets()) {
-    try {
-      ticket.wait();
-    } catch (...) {  // the cause, or what came before it
-    }
-  }
-}
-
-void Replica::set_density(double density) { density_ = density; }
-
-void Replica::finished(const StepResult& result) {
-  under_way_ = false;
-  if (density_) parallel_->set_density(*std::exchange(density_, std::nullopt));
-  if (options_.parallel.clip_local > 0) outcome_.gradient_norm = parallel_->local_norm();
-  if (!result.committed && !options_.skip_not_finite) throw Error(result.text);
-  for (int b = 0; b < parallel_->plan().num_buckets(); ++b)
-    outcome_.sent_bytes += parallel_->result(b).entry_bytes_sent();
-}
-
-void Replica::before_block(int block) {
-  if (!under_way_) return;
-  const bool whole = options_.clip_norm > 0 || options_.skip_not_finite || options_.parallel.find_unused;
-  if (whole) return finish_whole_step();
-  for (const Ticket& ticket : parallel_->tickets_for(block)) wait(ticket);
-  update_block(block, 1);
-  if (++settled_blocks_ == model_.blocks().size()) finish_step();
-}
-
-void Replica::finish_step() {
-  for (const Ticket& ticket : parallel_->tickets()) wait(ticket);
-  finished(parallel_->finish());
-}
-
-void Replica::finish_whole_step() {
-  for (const Ticket& ticket : parallel_->tickets()) wait(ticket);
-  const StepResult result = parallel_->finish();
-  finished(result);
-  if (!result.committed) {
-    outcome_.skipped = result.text;
-    ++skipped_steps_;
-    for (const Mine& mine : parameters_) mine.gradient.zero_();
-    return;
-  }
-  double scale = 1;
-  if (options_.clip_norm > 0) {
-    double squares = 0;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      fetch(static_cast<int>(i));
-      squares += squared_sum(parameters_[i].gradient);
-    }
-    outcome_.gradient_norm = std::sqrt(squares);
-    // torch's rule, with its small number against a division by zero.
-    scale = std::min(1.0, options_.clip_norm / (outcome_.gradient_norm + 1e-6));
-  }
-  for (std::size_t b = 0; b < model_.blocks().size(); ++b) update_block(static_cast<int>(b), scale);
-}
-
-void Replica::update_block(int block, double scale) {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].block == block) update(static_cast<int>(i), scale);
+    if (parameters_[i].block == block) update(static_cast<int>(i));
   }
 }
 
 void Replica::fetch(int index) {
   const Mine& mine = parameters_[static_cast<std::size_t>(index)];
   if (wide_)
-    parallel_->result_of(index, span_of<double>(mine.host));
+    strategies_->result_of(index, span_of<double>(mine.host));
   else
-    parallel_->result_of(index, span_of<float>(mine.host));
+    strategies_->result_of(index, span_of<float>(mine.host));
   // (The next gradient comes down behind it on the same stream, so the host memory is free again by then.)
   if (!mine.gradient.is_cpu()) mine.gradient.copy_(mine.host, /*non_blocking=*/true);
 }
 
-void Replica::update(int index, double scale) {
+// Where the step was left out, or no rank had a gradient, nothing is updated.
+void Replica::update(int index) {
   const torch::NoGradGuard no_grad;
   Mine& mine = parameters_[static_cast<std::size_t>(index)];
   const torch::Tensor& value = mine.parameter.tensor;
   torch::Tensor& gradient = mine.gradient;
-  if (!options_.parallel.find_unused || parallel_->used(index)) {
+  const std::optional<StepResult>& result = strategies_->result();
+  const bool left_out = result && !result->committed;
+  if (!left_out && strategies_->used(index)) {
     fetch(index);
+    const double scale = strategies_->update_scale();
     if (scale != 1) gradient.mul_(scale);
     if (watch_) watch_(mine.parameter, gradient);
     if (torch_optimizer_) {

@@ -7,14 +7,13 @@
 //   }
 //   replica.settle();  // the last step's updates; before parameters are looked at
 //
-// The loss of a step is the sum over the counted tokens of all ranks, divided by their number: gradients are
-// scaled by size / (counted tokens of all ranks) and averaged over the ranks once. The ranks agree on that
-// number while forward runs; the same short message carries the last step's loss. A loss that is not finite
-// is an Error on all ranks that names step and rank, unless such steps are skipped.
+// It is the LibTorch driver of step/run_step.h: it computes pieces and waits for tickets, on a thread that
+// blocks. The order of a step, the agreement on tokens, the verdict and the norm are the table's and the
+// strategies'.
 //
-// Clipping, skipping steps whose gradients are not finite, and finding unused parameters need all gradients
-// before the first update: then the first block waits for all of them. (Local clipping does not, but its
-// gradients leave only when backward has ended: docs/recipe.md.)
+// The loss of a step is the sum over the counted tokens of all ranks, divided by their number: gradients are
+// scaled by size / (counted tokens of all ranks) and averaged over the ranks once. A loss that is not finite
+// is an Error on all ranks that names step and rank, unless such steps are skipped.
 //
 // With parallel.find_unused a parameter that no rank used is not updated at all: neither its value nor its
 // optimizer's state moves, as where torch's gradient is undefined. Without it such a one has a gradient of
@@ -39,8 +38,10 @@
 
 #include "data_parallel/data_parallel.h"
 #include "data_parallel/optimizer.h"
+#include "step/run_step.h"
 #include "weft/engine.h"
 #include "weft_torch/models/model.h"
+#include "weft_torch/train/cut_model.h"
 #include "weft_torch/train/staging.h"
 #include "weft_torch/train/torch_optimizer.h"
 
@@ -52,8 +53,9 @@ struct ReplicaOptions {
   OptimizerOptions optimizer = default_options("adamw");
   std::string optimizer_from = "weft";  // or "torch": its own, with the same options
   double clip_norm = 0;                 // of the averaged gradient of all parameters; 0: none
-  bool skip_not_finite =
-      false;  // leave such a step out on all ranks, with its residuals; else it is an error
+  bool skip_not_finite = false;  // leave such a step out on all ranks, with its residuals; else an Error
+  // affects speed only
+  bool lookahead = false;  // step() is told of the batch that comes next: nobody waits for its tokens
 };
 
 struct TrainOptions;
@@ -73,7 +75,7 @@ struct StepOutcome {
 // A batch in `count` parts, for as many micro-batches.
 std::vector<Batch> micro_batches_of(const Batch& whole, int count);
 
-class Replica {
+class Replica final : private Driver {
  public:
   // The averaged gradient of a parameter, just before it is updated; may be changed.
   using Watch = std::function<void(const Parameter& parameter, torch::Tensor& gradient)>;
@@ -81,13 +83,14 @@ class Replica {
   // Throws UsageError. `model` outlives it and gets gradients that stay in place; frozen parameters (without
   // requires_grad) are left alone.
   Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options);
-  ~Replica();
+  ~Replica() override;
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
   // Forward and backward of all micro-batches (at least one, which may be empty); gradients of the last one's
-  // backward go out as they come.
-  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context);
+  // backward go out as they come. `next`: with lookahead, the counted tokens of this rank in the next step, 0
+  // where there is none.
+  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, std::int64_t next = 0);
   // Waits for what is under way and updates every parameter. Of its outcome, what is said of the step before.
   StepOutcome settle();
   // Ends what is under way because of `cause`, here and on the peers, and waits until nothing uses the
@@ -103,6 +106,7 @@ class Replica {
   OptimizerSnapshot save_optimizer() const;
   void load_optimizer(const OptimizerSnapshot& snapshot);  // as Optimizer::load()
   DataParallel& parallel() { return *parallel_; }
+  Strategies& strategies() { return *strategies_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
  private:
@@ -110,48 +114,45 @@ class Replica {
   struct Mine {  // a parameter that is trained
     Parameter parameter;
     int block = 0;
+    Piece ready;             // behind which its gradient is complete, in a step of one micro-batch
     torch::Tensor gradient;  // dense, its place never changes
     torch::Tensor host;      // where the engine reads and writes: the gradient, or pinned memory
     bool seen = false;       // in some micro-batch of this step
     bool handed = false;     // to the engine, in this step
   };
 
-  void add_parameters();
-  void before_block(int block);
+  Task<void> compute(Piece piece) override;
+  Task<void> wait(Ticket ticket) override;
+
+  ModelShape add_parameters();
+  void add_strategies(Engine& engine, const Comm& comm, ModelShape trained);
+  void make_optimizer();
+  void forward(const Piece& piece);
+  void backward(const Piece& piece);
+  bool is_ready_behind(const Mine& mine, const Piece& piece) const;
   void gradient_ready(int index);
   void send(int index);
   void hand_over(int index);
-  void send_the_rest();
   void fetch(int index);
-  void wait(const Ticket& ticket);
-  void update_block(int block, double scale);
-  void update(int index, double scale);
-  void finish_step();
-  void finish_whole_step();
-  double agree_on_tokens(std::int64_t counted);
-  void take_loss(double sum);
-  void refuse_loss(double mine);
-  void finished(const StepResult& result);
+  void update_block(int block);
+  void update(int index);
+  void take_result();
 
-  Engine& engine_;
-  Comm comm_;
   Model& model_;
   ReplicaOptions options_;
+  CutModel cut_;
   std::vector<Mine> parameters_;
-  std::unique_ptr<DataParallel> parallel_;
+  std::unique_ptr<Strategies> strategies_;
+  DataParallel* parallel_ = nullptr;  // one of them
+  std::unique_ptr<Walker> walker_;
   std::unique_ptr<Optimizer> optimizer_;             // of weft, or
   std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
   Staging staging_;
   Watch watch_;
-  bool wide_ = false;        // float64
-  bool last_micro_ = false;  // its gradients go out
-  bool empty_micro_ = false;
-  bool under_way_ = false;  // a step has ended and is not settled
-  std::size_t settled_blocks_ = 0;
-  std::uint32_t exchanges_ = 0;
-  double loss_sum_ = 0;            // of this rank, in the step that is under way
-  double tokens_ = 0;              // of all ranks, in that step
-  std::int64_t step_ = 0;          // that step
+  bool wide_ = false;  // float64
+  int micro_batches_ = 0;
+  Piece piece_;                    // that is computed
+  std::int64_t next_tokens_ = 0;   // of the batch that comes next
   std::optional<double> density_;  // to be set when no step is under way
   StepOutcome outcome_;
   std::int64_t skipped_steps_ = 0;

@@ -105,11 +105,13 @@ void Trainer::open() {
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
   model_ = make_model(options_.model, model_sizes(options_, *source));
   plan_by(world_, options_.planned_link);
-  replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica_options(options_));
+  ReplicaOptions replica = replica_options(options_);
+  replica.lookahead = true;
+  replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);
   resume(start);
   batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
   start.first_step = first_step_;
-  start.parameters = model_->num_elements();
+  start.parameters = model_->shape().num_elements();
   start.data = source->description();
   observer_.started(start);
 }
@@ -153,7 +155,9 @@ void Trainer::one_step(std::int64_t step) {
   if (!open_record_) began_ = now();  // else it began when the last one ended
   replica_->set_density(density_at(options_, step));
   const StepContext context{.seed = options_.seed, .step = step};
-  const StepOutcome outcome = replica_->step(micro_batches(), context);
+  const std::vector<Batch> batches = micro_batches();
+  const bool last = step + 1 == options_.steps;
+  const StepOutcome outcome = replica_->step(batches, context, last ? 0 : counted(batches_->next()));
   // The update of this step comes with the next forward, that of the step before is done.
   replica_->set_lr(lr_at(options_, step));
   if (open_record_) complete(outcome);

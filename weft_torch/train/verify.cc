@@ -154,21 +154,21 @@ VerifyReport Verifier::report() const {
   out.loss = subject_->loss;
   out.shadow_loss = shadow_->loss;
   if (world_.rank() != 0) return out;
-  const std::vector<Block>& blocks = subject_->model->blocks();
-  std::size_t place = 0;
-  for (std::size_t b = 0; b < blocks.size(); ++b) {
+  const ModelShape& shape = subject_->model->shape();
+  for (int b = 0; b < shape.num_blocks(); ++b) {
     Squares of_block;
     std::int64_t elements = 0;
-    for (std::size_t i = 0; i < blocks[b].parameters.size(); ++i, ++place) {
-      const Parameter& mine = blocks[b].parameters[i];
-      const torch::Tensor& other = shadow_->model->blocks()[b].parameters[i].tensor;
+    for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
+      if (shape.block_of(static_cast<int>(i)) != b) continue;
+      const Parameter& mine = subject_->model->parameters()[i];
+      const torch::Tensor& other = shadow_->model->parameters()[i].tensor;
       const auto found = squares_.find(mine.name);
       Squares sums = found == squares_.end() ? Squares{} : found->second;
       sums.gap = squares(mine.tensor.detach() - other.detach());
       sums.value = squares(other);
-      sums.way = squares(other.detach() - start_[place]);
+      sums.way = squares(other.detach() - start_[i]);
       Distance distance = distance_of(sums);
-      distance.block = blocks[b].name;
+      distance.block = shape.blocks[static_cast<std::size_t>(b)].name;
       distance.name = mine.name;
       distance.elements = mine.tensor.numel();
       elements += distance.elements;
@@ -176,7 +176,7 @@ VerifyReport Verifier::report() const {
       of_block += sums;
     }
     Distance distance = distance_of(of_block);
-    distance.block = blocks[b].name;
+    distance.block = shape.blocks[static_cast<std::size_t>(b)].name;
     distance.elements = elements;
     if (elements > 0) out.blocks.push_back(std::move(distance));
   }

@@ -21,7 +21,7 @@ void copy_block(const Dense& from, const Dense& into) {
 
 }  // namespace
 
-Task<void> all_to_all_bruck(Comm comm, Exchange exchange, std::size_t micro_op_bytes) {
+Task<void> all_to_all_bruck(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes) {
   const int size = comm.size();
   const std::int64_t part = exchange.send.count / size;
   const DType dtype = exchange.send.dtype;

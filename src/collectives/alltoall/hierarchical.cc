@@ -24,7 +24,7 @@ constexpr std::int64_t kMostElements = std::int64_t{1}
 
 class Plan {
  public:
-  Plan(Comm comm, Exchange exchange, std::size_t micro_op_bytes)
+  Plan(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes)
       : comm_(std::move(comm)),
         exchange_(exchange),
         micro_op_bytes_(micro_op_bytes),
@@ -60,7 +60,7 @@ class Plan {
   int column(int gap) const { return grid_.rank_of((node_ + gap + grid_.nodes()) % grid_.nodes(), local_); }
 
   Comm comm_;
-  Exchange exchange_;
+  AllToAllParts exchange_;
   std::size_t micro_op_bytes_;
   NodeGrid grid_;
   int node_;
@@ -184,7 +184,7 @@ Task<void> Plan::along_column() {
 
 }  // namespace
 
-Task<void> all_to_all_hierarchical(Comm comm, Exchange exchange, std::size_t micro_op_bytes) {
+Task<void> all_to_all_hierarchical(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes) {
   Plan plan(comm, exchange, micro_op_bytes);
   co_await plan.agree_counts();
   co_await plan.inside_node();

@@ -20,7 +20,7 @@ constexpr int kAhead = kReceivesAhead;  // micro-ops under way each way
 // The exchange as a series of steps: a micro-op to send and one to receive, as far as the hop has them.
 class Steps {
  public:
-  Steps(const Exchange& exchange, std::size_t micro_op_bytes, const Comm& comm)
+  Steps(const AllToAllParts& exchange, std::size_t micro_op_bytes, const Comm& comm)
       : exchange_(exchange), micro_op_bytes_(micro_op_bytes), rank_(comm.rank()), size_(comm.size()) {
     enter();
   }
@@ -47,7 +47,7 @@ class Steps {
     in_ = {block_of(exchange_.recv, exchange_.recv_blocks, from()), micro_op_bytes_};
   }
 
-  const Exchange& exchange_;
+  const AllToAllParts& exchange_;
   std::size_t micro_op_bytes_;
   int rank_;
   int size_;
@@ -58,7 +58,7 @@ class Steps {
 
 }  // namespace
 
-Task<void> all_to_all_pairwise(Comm comm, Exchange exchange, std::size_t micro_op_bytes) {
+Task<void> all_to_all_pairwise(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes) {
   Steps posted(exchange, micro_op_bytes, comm);
   TransferQueue receives(comm);
   TransferQueue sends(comm);

@@ -1,0 +1,162 @@
+// Data parallelism as a strategy of the step: its exchanges, its moves, its plan rows.
+#include <algorithm>
+
+#include "data_parallel/data_parallel.h"
+#include "data_parallel/formula.h"
+#include "weft/identity.h"
+
+namespace weft {
+
+namespace {
+
+// Exchanges: the comparison of plans, then the buckets in their order, then the question who used what.
+constexpr int kComparison = 0, kFirstBucket = 1;
+
+}  // namespace
+
+std::string DataParallel::name_of_bucket(int b) const {
+  return "gradients of bucket " + std::to_string(b) + " from " +
+         plan_.parameter(plan_.bucket(b).pieces.front().parameter).name;
+}
+
+std::vector<std::string> DataParallel::gradients() const {
+  std::vector<std::string> out;
+  for (const ParameterInfo& p : plan_.parameters()) out.push_back(p.name);
+  return out;
+}
+
+std::string DataParallel::why_updates_wait() const {
+  return options_.find_unused ? "find-unused asks all ranks" : "";
+}
+
+std::vector<Exchange> DataParallel::exchanges() const {
+  std::vector<Exchange> out;
+  out.push_back({.name = "plan of buckets",
+                 .group = comm_.group_id(),
+                 .slot = options_.first_slot,
+                 .at_installation = true});
+  for (int b = 0; b < plan_.num_buckets(); ++b) {
+    Exchange bucket{.name = name_of_bucket(b),
+                    .group = comm_.group_id(),
+                    .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
+                    .codec = options_.codec};
+    for (const BucketPiece& piece : plan_.bucket(b).pieces)
+      bucket.reads.push_back({TensorName::Of::gradient, plan_.parameter(piece.parameter).name});
+    bucket.writes = bucket.reads;
+    out.push_back(std::move(bucket));
+  }
+  if (options_.find_unused) {
+    out.push_back({.name = "which parameters were used",
+                   .group = comm_.group_id(),
+                   .slot = options_.first_slot});
+  }
+  return out;
+}
+
+// A bucket starts inside the backward that completes it, and is awaited before the first update of one of its
+// blocks. With clipping of local gradients all of them start when the last gradient is here.
+void DataParallel::weave(Weaver& weaver) const {
+  const ModelShape& shape = weaver.shape();
+  const int micro_batches = weaver.micro_batches();
+  const std::vector<Piece> order = whole_batch(shape.parts(), micro_batches);
+  if (weaver.phase() == Phase::first) weaver.at_begin(wait_of(kComparison, 0));
+  const auto place_of = [&](const std::string& name) {
+    for (std::size_t p = 0; p < shape.parameters.size(); ++p) {
+      if (shape.parameters[p].name == name) return static_cast<int>(p);
+    }
+    return -1;
+  };
+  for (int b = 0; b < plan_.num_buckets(); ++b) {
+    Piece last = order.front();
+    int first_block = shape.num_blocks();
+    for (const BucketPiece& piece : plan_.bucket(b).pieces) {
+      const int p = place_of(plan_.parameter(piece.parameter).name);
+      const Piece ready = shape.ready_after(p, micro_batches);
+      if (std::ranges::find(order, ready) > std::ranges::find(order, last)) last = ready;
+      first_block = std::min(first_block, ready.block);
+    }
+    if (options_.clip_local > 0) last = order.back();
+    weaver.after(last, start_inside(kFirstBucket + b));
+    weaver.before({Work::update, first_block, 0, 0}, wait_of(kFirstBucket + b, weaver.last()));
+  }
+  if (!options_.find_unused) return;
+  const int unused = kFirstBucket + plan_.num_buckets();
+  weaver.after(order.back(), start_inside(unused));
+  weaver.before({Work::update, 0, 0, 0}, wait_of(unused, weaver.last()));
+}
+
+Ticket DataParallel::ticket(int exchange) const {
+  if (exchange == kComparison) return comparison_;
+  const int b = exchange - kFirstBucket;
+  if (b == plan_.num_buckets()) return unused_;
+  const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
+  const bool submitted = at_ == At::ended || (at_ == At::open && run.pending == 0 && options_.clip_local == 0);
+  return submitted ? tickets_[run.ticket] : Ticket();
+}
+
+std::vector<PlanRow> DataParallel::rows() const {
+  std::vector<PlanRow> out;
+  const LinkCost& link = comm_.cost();
+  for (int b = 0; b < plan_.num_buckets(); ++b) {
+    const Bucket& bucket = plan_.bucket(b);
+    const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
+    const std::size_t others = bucket.pieces.size() - 1;
+    const std::string& first = plan_.parameter(bucket.pieces.front().parameter).name;
+    const BucketCost cost = cost_of(*this, b, comm_.size(), link, comm_.micro_op_bytes());
+    out.push_back({.tensor = others == 0 ? first : first + " and " + std::to_string(others) + " more",
+                   .count = bucket.count,
+                   .strategy = std::string(name()),
+                   .group = comm_.group_id(),
+                   .ranks = comm_.size(),
+                   .divisor = options_.divisor,
+                   .scheme = run.low_rank ? options_.algorithm : std::string(run.options.algorithm),
+                   .codec = options_.codec,
+                   .traffic = TrafficClass::gradient,
+                   .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
+                   .bytes = static_cast<double>(cost.bytes),
+                   .seconds = cost.seconds,
+                   .why = why_of(b)});
+  }
+  return out;
+}
+
+std::string DataParallel::why_of(int b) const {
+  const Bucket& bucket = plan_.bucket(b);
+  const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
+  if (run.low_rank) return "asked for";
+  if (bucket.dense && options_.algorithm != "dense")
+    return "stays dense: parameters of fewer than " + std::to_string(options_.buckets.dense_below) +
+           " elements are not worth selecting from";
+  if (run.options.algorithm == "dense" && options_.algorithm != "dense")
+    return "stays dense: its quota is all of it";
+  return "asked for";
+}
+
+// Names, lengths and buckets, and every option that affects results.
+std::uint64_t DataParallel::hash() const {
+  std::uint64_t hash = plan_.hash();
+  const auto add = [&hash](std::uint64_t part) { hash = mix(hash ^ part); };
+  const auto text = [&](std::string_view value) {
+    add(value.size());
+    for (const char c : value) add(static_cast<unsigned char>(c));
+  };
+  for (const std::string_view value : {std::string_view(options_.algorithm), std::string_view(options_.codec),
+                                       std::string_view(options_.blocks), std::string_view(options_.gather),
+                                       std::string_view(options_.all_reduce)}) {
+    text(value);
+  }
+  for (const double value : {options_.density, options_.min_compression, options_.divisor,
+                             options_.momentum_correction, options_.clip_local}) {
+    add(hash_part(value));
+  }
+  for (const std::uint64_t value :
+       {static_cast<std::uint64_t>(options_.dtype), static_cast<std::uint64_t>(options_.residual),
+        static_cast<std::uint64_t>(options_.teams), static_cast<std::uint64_t>(options_.quotas),
+        static_cast<std::uint64_t>(options_.rank), options_.seed,
+        static_cast<std::uint64_t>(options_.find_unused)}) {
+    add(value);
+  }
+  return hash;
+}
+
+}  // namespace weft

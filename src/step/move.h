@@ -1,0 +1,87 @@
+// A rank's training step as data: rows in order, each of which computes a piece of the model, announces,
+// starts or awaits an exchange.
+//
+// Steps overlap, so a move names the step of its exchange by an offset: 0 is the step of the table that is
+// walked, 1 the one before it, -1 the next one. A plan has three tables:
+//   first    the first step, and the first behind a settled one: nothing is under way
+//   steady   every other step: what the one before left under way is awaited where it is needed
+//   settle   no step: what the last one (offset 0) left under way is awaited, parameters are updated
+//
+// A start that is `inside` happens on an event inside the piece in front of it (a gradient that is ready),
+// at the latest at that piece's end; its row says so to the verifier and to people, and walking it does
+// nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "patterns/schedule.h"
+#include "weft/transport.h"
+
+namespace weft {
+
+// A tensor of the model as exchanges name it.
+struct TensorName {
+  enum class Of : std::uint8_t { parameter, gradient, activation, other };
+  Of of = Of::gradient;
+  std::string name;
+  friend bool operator==(const TensorName&, const TensorName&) = default;
+};
+
+// What may be started and awaited once in every step. Its place in the plan's list is the same in all tables
+// of a rank.
+struct Exchange {
+  enum class Kind : std::uint8_t { collective, send, receive };
+  std::string name;  // "gradients of bucket 3 from layer.0.attention.qkv.weight"
+  Kind kind = Kind::collective;
+  TrafficClass traffic = TrafficClass::gradient;
+  std::uint64_t group = 0;  // its id
+  std::uint32_t slot = 0;   // of its identity in the group
+  int peer = -1;            // of a send or receive: rank in the world
+  std::string codec;        // as both sides must have it
+  bool at_installation = false;  // started once, before the first step: it is only awaited
+  std::vector<TensorName> reads, writes;
+};
+
+struct Move {
+  enum class Kind : std::uint8_t { compute, announce, start, wait };
+  Kind kind = Kind::compute;
+  Piece piece;         // of compute
+  int exchange = -1;   // of the others: place in the list
+  int offset = 0;      // of a start and a wait
+  bool inside = false; // of a start
+  friend bool operator==(const Move&, const Move&) = default;
+};
+
+inline Move compute_of(const Piece& piece) { return {.kind = Move::Kind::compute, .piece = piece}; }
+inline Move announce_of(int exchange) { return {.kind = Move::Kind::announce, .exchange = exchange}; }
+inline Move start_of(int exchange, int offset = 0) {
+  return {.kind = Move::Kind::start, .exchange = exchange, .offset = offset};
+}
+inline Move start_inside(int exchange) {
+  return {.kind = Move::Kind::start, .exchange = exchange, .inside = true};
+}
+inline Move wait_of(int exchange, int offset) {
+  return {.kind = Move::Kind::wait, .exchange = exchange, .offset = offset};
+}
+
+enum class Phase : std::uint8_t { first, steady, settle };
+constexpr std::string_view name_of(Phase phase) {
+  constexpr std::string_view names[] = {"first", "steady", "settle"};
+  return names[static_cast<std::size_t>(phase)];
+}
+
+struct Table {
+  Phase phase = Phase::first;
+  std::vector<Move> moves;
+};
+
+struct Tables {
+  std::vector<Exchange> exchanges;
+  Table first{.phase = Phase::first, .moves = {}};
+  Table steady{.phase = Phase::steady, .moves = {}};
+  Table settle{.phase = Phase::settle, .moves = {}};
+};
+
+}  // namespace weft

@@ -1,0 +1,403 @@
+#include "step/strategies.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "step/verify.h"
+#include "weft/collective.h"
+
+namespace weft {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw UsageError("step: " + what); }
+
+Piece update_of(int block) { return {Work::update, block, 0, 0}; }
+
+// Tables that are verified say this of their own exchanges.
+constexpr const char* kNames[] = {"plan of the step", "tokens of the step", "verdict of the step"};
+
+}  // namespace
+
+Strategies::Strategies(Engine& engine, const Comm& world, ModelShape shape, StepOptions options)
+    : engine_(engine), world_(world), shape_(std::move(shape)), options_(std::move(options)) {
+  shape_.check();
+  if (!(options_.clip_norm >= 0)) refuse("the norm to clip to must not be negative");
+}
+
+Strategies::~Strategies() = default;
+
+std::uint32_t Strategies::next_slot(const Comm& group) const {
+  const auto found = taken_slots_.find(group.group_id());
+  const std::uint32_t own = group.group_id() == world_.group_id() ? kNumOwn : 0;
+  return options_.first_slot + own + (found == taken_slots_.end() ? 0 : found->second);
+}
+
+void Strategies::take(std::unique_ptr<Strategy> strategy) {
+  if (!exchanges_.empty()) refuse("a strategy that is added after install()");
+  taken_slots_[strategy->group().group_id()] += strategy->num_slots();
+  strategies_.push_back(std::move(strategy));
+}
+
+void Strategies::install() {
+  takes_.assign(shape_.parameters.size(), {});
+  for (std::size_t s = 0; s < strategies_.size(); ++s) {
+    const std::vector<std::string> names = strategies_[s]->gradients();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const auto found = std::find_if(shape_.parameters.begin(), shape_.parameters.end(),
+                                      [&](const ParameterShape& p) { return p.name == names[i]; });
+      if (found == shape_.parameters.end()) refuse("the model has no parameter '" + names[i] + "'");
+      Place& place = takes_[static_cast<std::size_t>(found - shape_.parameters.begin())];
+      if (place.strategy >= 0) refuse("two strategies take the gradient of '" + names[i] + "'");
+      place = {static_cast<int>(s), static_cast<int>(i)};
+    }
+    if (strategies_[s]->group().size() != world_.size()) world_verdict_ = true;
+  }
+  for (std::size_t p = 0; p < takes_.size(); ++p) {
+    if (takes_[p].strategy < 0) refuse("no strategy takes the gradient of '" + shape_.parameters[p].name + "'");
+  }
+  const auto add = [this](bool holds, const std::string& reason) {
+    if (holds) why_updates_wait_ += (why_updates_wait_.empty() ? "" : ", ") + reason;
+  };
+  add(options_.clip_norm > 0, "clip-norm is of all gradients");
+  add(options_.skip_not_finite, "skip-not-finite may leave the step out");
+  add(!options_.updates_wait.empty(), options_.updates_wait);
+  for (const auto& s : strategies_) add(!s->why_updates_wait().empty(), s->why_updates_wait());
+  list_exchanges();
+  const std::uint64_t parts[] = {hash_part(options_.clip_norm), options_.skip_not_finite ? 1U : 0U,
+                                 options_.tokens ? 1U : 0U, options_.lookahead ? 1U : 0U,
+                                 why_updates_wait_.empty() ? 0U : 1U};
+  const SubmitOptions submit{.name = kNames[kPlan], .slot = options_.first_slot + kPlan};
+  comparison_ = compare_plans(engine_, world_, submit, hash_of({}, parts),
+                              "plan of the step (clipping, skipping or lookahead)");
+}
+
+void Strategies::list_exchanges() {
+  exchanges_.clear();
+  owner_.clear();
+  for (int own = 0; own < kNumOwn; ++own) {
+    exchanges_.push_back({.name = kNames[own],
+                          .traffic = TrafficClass::prior,
+                          .group = world_.group_id(),
+                          .slot = options_.first_slot + static_cast<std::uint32_t>(own),
+                          .at_installation = own == kPlan});
+  }
+  for (std::size_t s = 0; s < strategies_.size(); ++s) {
+    const std::vector<Exchange> more = strategies_[s]->exchanges();
+    for (std::size_t e = 0; e < more.size(); ++e) {
+      exchanges_.push_back(more[e]);
+      owner_.push_back({static_cast<int>(s), static_cast<int>(e)});
+    }
+  }
+}
+
+void Strategies::replanned() {
+  if (under_way_) refuse("a new plan while a step is under way");
+  tables_.clear();
+  list_exchanges();
+}
+
+std::vector<PlanRow> Strategies::rows() const {
+  std::vector<PlanRow> out;
+  for (const auto& s : strategies_) {
+    const std::vector<PlanRow> more = s->rows();
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  return out;
+}
+
+// ---- tables ----
+
+std::vector<Piece> Strategies::order_of(Phase phase, int micro_batches) const {
+  std::vector<Piece> updates;
+  for (int b = 0; b < shape_.num_blocks(); ++b) updates.push_back(update_of(b));
+  if (phase == Phase::settle) return updates;
+  const std::vector<Piece> pieces = whole_batch(shape_.parts(), micro_batches);
+  if (phase == Phase::first) return pieces;
+  std::vector<Piece> out;
+  const bool together = !why_updates_wait_.empty();
+  if (together) out = updates;
+  for (const Piece& piece : pieces) {
+    const bool enters = piece.work == Work::forward && piece.part == 0 && piece.micro_batch == 0;
+    if (enters && !together) out.push_back(update_of(piece.block));
+    out.push_back(piece);
+  }
+  return out;
+}
+
+// The verdict of a step that has ended is known before the next one's first gradient: by then its state is
+// committed.
+void Strategies::weave_own(Weaver& weaver) const {
+  const Phase phase = weaver.phase();
+  const int last_block = shape_.num_blocks() - 1;
+  const int last_part = static_cast<int>(shape_.blocks.back().parts.size()) - 1;
+  const auto forward_end = [&](int m) { return Piece{Work::forward, last_block, last_part, m}; };
+  if (phase == Phase::first) weaver.at_begin(wait_of(kPlan, 0));
+  if (options_.tokens) {
+    const int step = phase == Phase::settle ? -1 : 0;  // a settled step's loss comes with the next one's tokens
+    const bool starts = !options_.lookahead || phase == Phase::first;
+    if (starts) weaver.at_begin(start_of(kBatch, step));
+    if (options_.lookahead && phase == Phase::first)
+      weaver.after(forward_end(0), wait_of(kBatch, 0));
+    else
+      weaver.at_begin(wait_of(kBatch, step));
+    if (options_.lookahead) weaver.after(forward_end(weaver.micro_batches() - 1), start_of(kBatch, -1));
+  }
+  if (!why_updates_wait_.empty()) return;  // gate() puts the verdict in front of the updates
+  if (phase == Phase::steady) {
+    weaver.after(update_of(last_block), start_of(kVerdict, 1));
+    weaver.after(forward_end(0), wait_of(kVerdict, 1));
+  } else if (phase == Phase::settle) {
+    weaver.at_end(start_of(kVerdict, 0));
+    weaver.at_end(wait_of(kVerdict, 0));
+  }
+}
+
+// All that updates wait for comes first, then the verdict, then the updates.
+void Strategies::gate(Table& table) const {
+  if (why_updates_wait_.empty() || table.phase == Phase::first) return;
+  const auto is_update = [](const Move& m) {
+    return m.kind == Move::Kind::compute && m.piece.work == Work::update;
+  };
+  const auto behind =
+      std::find_if(table.moves.rbegin(), table.moves.rend(), is_update).base();  // after the last update
+  const auto middle =
+      std::stable_partition(table.moves.begin(), behind, [&](const Move& m) { return !is_update(m); });
+  const int last = table.phase == Phase::settle ? 0 : 1;
+  const Move verdict[] = {start_of(kVerdict, last), wait_of(kVerdict, last)};
+  table.moves.insert(middle, std::begin(verdict), std::end(verdict));
+}
+
+Tables Strategies::make_tables(int micro_batches) const {
+  Tables out;
+  out.exchanges = exchanges_;
+  for (Table* table : {&out.first, &out.steady, &out.settle}) {
+    Weaver weaver(table->phase, shape_, micro_batches, order_of(table->phase, micro_batches));
+    int base = kNumOwn;
+    for (const auto& strategy : strategies_) {
+      weaver.set_base(base);
+      strategy->weave(weaver);
+      base += static_cast<int>(strategy->exchanges().size());
+    }
+    weaver.set_base(0);
+    weave_own(weaver);
+    *table = weaver.take();
+    gate(*table);
+  }
+  return out;
+}
+
+const Tables& Strategies::tables(int micro_batches) {
+  if (exchanges_.empty()) refuse("tables before install()");
+  if (micro_batches < 1) refuse("a step has at least one micro-batch, if an empty one");
+  const auto found = tables_.find(micro_batches);
+  if (found != tables_.end()) return found->second;
+  Tables made = make_tables(micro_batches);
+  const VerifiedRank mine{.tables = &made,
+                          .shape = &shape_,
+                          .micro_batches = micro_batches,
+                          .verdict = why_updates_wait_.empty() ? -1 : static_cast<int>(kVerdict)};
+  const std::vector<std::string> breaches = verify_alone(mine);
+  if (!breaches.empty()) refuse("the table does not hold: " + breaches.front());
+  return tables_.emplace(micro_batches, std::move(made)).first->second;
+}
+
+const Table& Strategies::next_table(int micro_batches) {
+  const Tables& all = tables(micro_batches);
+  return under_way_ ? all.steady : all.first;
+}
+
+// ---- events ----
+
+void Strategies::batch_known(const BatchInfo& batch) {
+  next_batch_ = batch;
+  for (const auto& s : strategies_) s->batch_known(batch);
+}
+
+void Strategies::gradient_ready(int parameter, std::span<const float> gradient) {
+  const Place& place = takes_[static_cast<std::size_t>(parameter)];
+  at(place.strategy).gradient_ready(place.local, gradient);
+}
+void Strategies::gradient_ready(int parameter, std::span<const double> gradient) {
+  const Place& place = takes_[static_cast<std::size_t>(parameter)];
+  at(place.strategy).gradient_ready(place.local, gradient);
+}
+
+void Strategies::number_step(std::int64_t number) { next_number_ = number; }
+
+void Strategies::begin(const Table& table) {
+  last_loss_.reset();
+  result_.reset();
+  norm_ = 0;
+  settles_ = table.phase == Phase::settle;
+  announced_.resize(exchanges_.size());
+  if (settles_) return;
+  step_before_ = step_;
+  step_ = next_number_.value_or(step_ + 1);
+  next_number_.reset();
+  backwards_left_ = static_cast<int>(std::count_if(table.moves.begin(), table.moves.end(), [](const Move& m) {
+    return m.kind == Move::Kind::compute && m.piece.work == Work::backward;
+  }));
+}
+
+void Strategies::computed(const Piece& piece) {
+  for (const auto& s : strategies_) s->computed(piece);
+  if (piece.work != Work::backward || --backwards_left_ > 0) return;
+  for (const auto& s : strategies_) s->step_end();
+}
+
+// Gradient traffic gives way from here on, until the announced exchange has started.
+void Strategies::announce(int exchange) {
+  announced_[static_cast<std::size_t>(exchange)] = true;
+  engine_.hold();
+}
+
+void Strategies::start(const Move& move, TensorSource& tensors) {
+  if (move.inside) return;
+  if (move.exchange == kBatch) return start_batch(move.offset);
+  if (move.exchange == kVerdict) return start_verdict();
+  const Place& place = owner_[static_cast<std::size_t>(move.exchange - kNumOwn)];
+  at(place.strategy).start(place.local, tensors);
+  if (!announced_[static_cast<std::size_t>(move.exchange)]) return;
+  announced_[static_cast<std::size_t>(move.exchange)] = false;
+  engine_.release();
+}
+
+Ticket Strategies::ticket(const Move& wait) const {
+  switch (wait.exchange) {
+    case kPlan: return comparison_;
+    case kBatch: return batch_ticket_;
+    case kVerdict: return verdict_ticket_;
+    default: break;
+  }
+  const Place& place = owner_[static_cast<std::size_t>(wait.exchange - kNumOwn)];
+  return at(place.strategy).ticket(place.local);
+}
+
+void Strategies::waited(const Move& wait) {
+  if (wait.exchange == kBatch) batch_agreed();
+  if (wait.exchange == kVerdict) take_verdict();
+}
+
+void Strategies::end(const Table& table) { under_way_ = table.phase != Phase::settle; }
+
+// ---- tokens and losses ----
+
+void Strategies::start_batch(int offset) {
+  if (!next_batch_ && !settles_) refuse("the batch of the next step was not announced (batch_known)");
+  const BatchInfo batch = settles_ ? BatchInfo{} : *std::exchange(next_batch_, std::nullopt);
+  const auto size = static_cast<std::size_t>(world_.size()), mine = static_cast<std::size_t>(world_.rank());
+  batch_values_.assign(2 * size, 0);
+  batch_values_[2 * mine] = static_cast<double>(batch.tokens);
+  batch_values_[2 * mine + 1] = loss_sum_;
+  // The loss that comes along: of the step that is walked where its forward is over, else of the one before.
+  loss_pending_ = offset < 0 || under_way_;
+  loss_step_ = offset < 0 ? step_ : step_before_;
+  tokens_before_ = tokens_;
+  const SubmitOptions submit{.name = kNames[kBatch],
+                             .traffic = TrafficClass::prior,
+                             .slot = options_.first_slot + kBatch,
+                             .step = batches_++};
+  const Dense data(std::span<double>{batch_values_});
+  batch_ticket_ = engine_.submit(world_, submit, [data](Comm comm) { return all_gather(comm, data); });
+}
+
+void Strategies::batch_agreed() {
+  batch_ticket_ = {};
+  double tokens = 0, loss = 0;
+  for (std::size_t r = 0; r < batch_values_.size(); r += 2) {
+    tokens += batch_values_[r];
+    loss += batch_values_[r + 1];
+  }
+  tokens_ = tokens;
+  if (!std::exchange(loss_pending_, false)) return;
+  if (tokens_before_ > 0) last_loss_ = loss / tokens_before_;
+  if (std::isfinite(loss) || options_.skip_not_finite) return;
+  std::string text = "step " + std::to_string(loss_step_) + ": the loss is ";
+  bool first = true;
+  for (std::size_t r = 0; r < batch_values_.size(); r += 2) {
+    const double value = batch_values_[r + 1];
+    if (std::isfinite(value)) continue;
+    text += std::string(first ? "" : ", ") + (std::isnan(value) ? "NaN" : "infinite") + " on rank " +
+            std::to_string(r / 2);
+    first = false;
+  }
+  if (first) text += "not finite in its sum over the ranks";
+  throw Error(text + "; a smaller learning rate or --clip-norm may help");
+}
+
+// ---- the verdict ----
+
+void Strategies::start_verdict() {
+  StepResult all{.committed = true, .step = 0, .bad = {}, .text = {}};
+  for (const auto& s : strategies_) {
+    StepResult one = s->verdict();
+    all.step = one.step;
+    if (one.committed) continue;
+    all.committed = false;
+    all.text += (all.text.empty() ? "" : "; ") + one.text;
+    all.bad.insert(all.bad.end(), one.bad.begin(), one.bad.end());
+  }
+  double squares = 0;
+  if (options_.clip_norm > 0 && all.committed) {
+    for (const auto& s : strategies_) {
+      if (!world_verdict_ || s->group().rank() == 0) squares += s->squares();
+    }
+  }
+  result_ = std::move(all);
+  verdict_values_ = {result_->committed ? 0.0 : 1.0, squares};
+  if (!world_verdict_) return;
+  const auto size = static_cast<std::size_t>(world_.size()), mine = static_cast<std::size_t>(world_.rank());
+  const std::vector<double> own = std::exchange(verdict_values_, std::vector<double>(2 * size));
+  std::copy(own.begin(), own.end(), verdict_values_.begin() + static_cast<std::ptrdiff_t>(2 * mine));
+  const SubmitOptions submit{.name = kNames[kVerdict],
+                             .traffic = TrafficClass::prior,
+                             .slot = options_.first_slot + kVerdict,
+                             .step = verdicts_++};
+  const Dense data(std::span<double>{verdict_values_});
+  verdict_ticket_ = engine_.submit(world_, submit, [data](Comm comm) { return all_gather(comm, data); });
+}
+
+void Strategies::take_verdict() {
+  verdict_ticket_ = {};
+  double squares = 0;
+  std::string elsewhere;
+  for (std::size_t r = 0; r < verdict_values_.size(); r += 2) {
+    squares += verdict_values_[r + 1];
+    if (verdict_values_[r] != 0) elsewhere += (elsewhere.empty() ? "" : ", ") + std::to_string(r / 2);
+  }
+  if (result_->committed && !elsewhere.empty()) {
+    result_->committed = false;
+    result_->text = "step " + std::to_string(result_->step) +
+                    " was not committed; gradients of a group with rank " + elsewhere + " are not finite";
+  }
+  norm_ = std::sqrt(squares);
+  // torch's rule, with its small number against a division by zero.
+  scale_ = options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (norm_ + 1e-6)) : 1;
+  for (const auto& s : strategies_) result_->committed ? s->commit() : s->roll_back();
+  if (!result_->committed && !options_.skip_not_finite) throw Error(result_->text);
+}
+
+// ---- what the driver asks ----
+
+void Strategies::result_of(int parameter, std::span<float> out) const {
+  const Place& place = takes_[static_cast<std::size_t>(parameter)];
+  at(place.strategy).result_of(place.local, out);
+}
+void Strategies::result_of(int parameter, std::span<double> out) const {
+  const Place& place = takes_[static_cast<std::size_t>(parameter)];
+  at(place.strategy).result_of(place.local, out);
+}
+bool Strategies::used(int parameter) const {
+  const Place& place = takes_[static_cast<std::size_t>(parameter)];
+  return at(place.strategy).used(place.local);
+}
+
+std::vector<Ticket> Strategies::tickets() const {
+  std::vector<Ticket> out{comparison_, batch_ticket_, verdict_ticket_};
+  for (const Place& place : owner_) out.push_back(at(place.strategy).ticket(place.local));
+  std::erase_if(out, [](const Ticket& t) { return !t.valid(); });
+  return out;
+}
+
+}  // namespace weft

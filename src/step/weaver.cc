@@ -1,0 +1,44 @@
+#include "step/weaver.h"
+
+#include <algorithm>
+
+namespace weft {
+
+Weaver::Weaver(Phase phase, const ModelShape& shape, int micro_batches, const std::vector<Piece>& order)
+    : phase_(phase), shape_(shape), micro_batches_(micro_batches) {
+  for (const Piece& piece : order) cells_.push_back({.piece = piece, .before = {}, .after = {}});
+}
+
+int Weaver::find(const Piece& piece) const {
+  const auto found =
+      std::find_if(cells_.begin(), cells_.end(), [&](const Cell& cell) { return cell.piece == piece; });
+  return found == cells_.end() ? -1 : static_cast<int>(found - cells_.begin());
+}
+
+Move Weaver::placed(Move move) const {
+  move.exchange += base_;
+  return move;
+}
+
+void Weaver::at_begin(Move move) { begin_.push_back(placed(move)); }
+void Weaver::at_end(Move move) { end_.push_back(placed(move)); }
+
+void Weaver::before(const Piece& piece, Move move) {
+  if (const int at = find(piece); at >= 0) cells_[static_cast<std::size_t>(at)].before.push_back(placed(move));
+}
+void Weaver::after(const Piece& piece, Move move) {
+  if (const int at = find(piece); at >= 0) cells_[static_cast<std::size_t>(at)].after.push_back(placed(move));
+}
+
+Table Weaver::take() const {
+  Table out{.phase = phase_, .moves = begin_};
+  for (const Cell& cell : cells_) {
+    out.moves.insert(out.moves.end(), cell.before.begin(), cell.before.end());
+    out.moves.push_back(compute_of(cell.piece));
+    out.moves.insert(out.moves.end(), cell.after.begin(), cell.after.end());
+  }
+  out.moves.insert(out.moves.end(), end_.begin(), end_.end());
+  return out;
+}
+
+}  // namespace weft
