@@ -312,13 +312,15 @@ TEST(DefaultModels, WeightsHaveTheirDistribution) {
     EXPECT_NEAR(t.mean().item<double>(), 0, 5 * deviation / std::sqrt(n));
     EXPECT_NEAR(t.std().item<double>(), deviation, 5 * deviation / std::sqrt(n));
   };
-  for (const Parameter& p : make_model("gpt", model_options("gpt"))->parameters()) {
+  const std::unique_ptr<Model> gpt = make_model("gpt", model_options("gpt"));
+  for (const Parameter& p : gpt->parameters()) {
     if (p.name.ends_with("qkv.weight") || p.name.ends_with("token.weight")) check(p.tensor, 0.02);
     if (p.name.ends_with("projection.weight") || p.name.ends_with("down.weight")) {
       check(p.tensor, 0.02 / std::sqrt(12.0));
     }
   }
-  for (const Parameter& p : make_model("lm", model_options("lm"))->parameters()) {
+  const std::unique_ptr<Model> lm = make_model("lm", model_options("lm"));
+  for (const Parameter& p : lm->parameters()) {
     if (p.name.starts_with("lstm")) check(p.tensor, 1 / std::sqrt(384.0) / std::sqrt(3.0));
   }
 }
