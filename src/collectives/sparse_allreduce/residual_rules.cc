@@ -26,6 +26,7 @@ class Membership {
 void apply_residual_rule(const SparseCall& call, const Deal& deal, int block, EntriesView selected,
                          std::span<const std::uint32_t> touched, EntriesView kept) {
   if (call.residual == ResidualRule::drop) return;
+  call.spend(call.kernels->settle_place, selected.size() + touched.size());
   const std::span<const float> residual = call.work->residual;
   const std::span<float> staged = call.work->staged;
   Membership in_result(kept.indices);
