@@ -52,7 +52,7 @@ struct KernelCosts {
   double keep_entry = 0;     // keep_largest()
   double sum_entry = 0;      // sum of several lists, of all of them
   double move_entry = 0;     // copied, split or filtered
-  double settle_place = 0;   // the residual rule, of what was sent or touched
+  double settle_place = 0;   // the residual rule, of a place that it writes
   double measure_entry = 0;  // scale of a result
 
   // kernels/low_rank.h

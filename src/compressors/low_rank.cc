@@ -102,7 +102,8 @@ void LowRank::begin(std::span<const float> gradient, std::span<const float> resi
   if (residual.empty()) {
     std::ranges::copy(gradient, matrix.begin());
   } else {
-    std::ranges::transform(gradient, residual, matrix.begin(), [](float g, float e) { return g + e; });
+    // (A transform of two ranges asks for two ends, and is not turned into vectors.)
+    for (std::size_t i = 0; i < gradient.size(); ++i) matrix[i] = gradient[i] + residual[i];
   }
   for (const Piece& piece : pieces_) {
     const MatrixShape& shape = piece.shape;
@@ -161,7 +162,8 @@ bool LowRank::finish(std::span<float> matrix, std::span<float> sum, int size) {
 
 double LowRank::begin_seconds(const KernelCosts& kernels, bool has_residual) const {
   const auto all = static_cast<double>(count_);
-  double sum = all * ((has_residual ? kernels.add_element : 4 * kernels.copy_byte) + kernels.check_element);
+  double sum =
+      all * (4 * kernels.copy_byte + (has_residual ? kernels.add_element : 0) + kernels.check_element);
   for (const Piece& piece : pieces_) {
     const MatrixShape& shape = piece.shape;
     sum += shape.rank == 0

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <iterator>
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,7 +27,7 @@ namespace weft {
 namespace {
 
 constexpr double kLeast = 1e-14;
-constexpr int kBlocks = 4;
+constexpr std::size_t kBlocks = 4;
 constexpr int kFew = 2;   // columns of factors: two points
 constexpr int kMany = 8;  // of a line
 constexpr wire::SparseCodec kCodecs[] = {wire::SparseCodec::coo, wire::SparseCodec::packed,
@@ -45,38 +45,67 @@ std::size_t count_of(std::span<const Entries> lists) {
   return sum;
 }
 
+// What a rank has of a bucket.
+struct Rank {
+  Rank(const Deal& deal, std::span<const std::int64_t> quotas, std::span<const float> mine,
+       std::span<const float> other)
+      : work(deal.total()), gradient(mine.begin(), mine.end()), theirs(kBlocks), merged(kBlocks) {
+    const auto n = mine.size();
+    work.residual.assign(n, 0.0F);
+    work.staged.assign(n, 0.0F);
+    work.selected.resize(kBlocks);
+    select_topk({other, {}, work.staged}, deal, quotas, work.candidates, theirs);
+    work.residual.swap(work.staged);
+    result.contents().deal = deal;
+    sum.assign(n, 0.0F);
+    halves.assign(n, bfloat16{});
+    const auto side = static_cast<std::size_t>(std::sqrt(static_cast<double>(n)));
+    p.assign(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(side * kMany));
+    q.assign(other.begin(), other.begin() + static_cast<std::ptrdiff_t>(side * kMany));
+  }
+
+  SparseWork work;
+  std::vector<float> gradient;
+  std::vector<Entries> theirs, merged;  // what another rank has selected, and the sum
+  Entries joined;
+  SparseResult result;
+  std::vector<float> sum, p, q;
+  std::vector<bfloat16> halves;
+  std::vector<std::byte> coded;
+};
+
 class Meter {
  public:
   explicit Meter(const MeasureKernelsOptions& options)
       : n_(static_cast<std::size_t>(options.elements)),
-        k_(std::max<std::int64_t>(
-            kBlocks, static_cast<std::int64_t>(options.density * static_cast<double>(options.elements)))),
-        deal_(Deal::Kind::dealt, kBlocks, options.elements),
-        work_(options.elements),
-        gradient_(drawn(options.elements, 0)),
-        theirs_(kBlocks),
-        merged_(kBlocks) {
-    for (int b = 0; b < kBlocks; ++b) quotas_.push_back(deal_.quota(b, k_));
-    work_.residual.assign(n_, 0.0F);
-    work_.staged.resize(n_);
-    work_.selected.resize(kBlocks);
-    work_.touched.resize(kBlocks);
+        deal_(Deal::Kind::dealt, static_cast<int>(kBlocks), options.elements) {
+    const auto k = static_cast<std::int64_t>(options.density * static_cast<double>(options.elements));
+    for (std::size_t b = 0; b < kBlocks; ++b)
+      quotas_.push_back(deal_.quota(static_cast<int>(b), std::max<std::int64_t>(kBlocks, k)));
+    const std::vector<float> mine = drawn(options.elements, 0);
     const std::vector<float> other = drawn(options.elements, 1);
-    select_topk({other, {}, work_.staged}, deal_, quotas_, work_.candidates, theirs_);
-    work_.residual.swap(work_.staged);
+    for (int r = 0; r < options.ranks; ++r)
+      ranks_.push_back(std::make_unique<Rank>(deal_, quotas_, mine, other));
     const auto side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(n_)));
     shape_ = {.rows = side, .columns = side, .rank = kMany};
-    p_ = drawn(side * kMany, 2);
-    q_ = drawn(side * kMany, 3);
-    sum_.resize(n_);
-    halves_.resize(n_);
   }
 
+  // The ranks take turns where they would in an operation, with a message between: what a phase finds in the
+  // cache is what the phases of others have left there.
   void repeat() {
-    selection();
-    entries();
-    vectors();
-    low_rank();
+    each(&Meter::selection);
+    each(&Meter::cuts);
+    each(&Meter::codes);
+    each(&Meter::lists);
+    each(&Meter::settle);
+    each(&Meter::sum);
+    each(&Meter::dense);
+    each(&Meter::halves);
+    for (shape_.rank = kFew; shape_.rank <= kMany; shape_.rank += kMany - kFew) {
+      each(&Meter::first_product);
+      each(&Meter::second_product);
+      each(&Meter::third_product);
+    }
   }
 
   KernelCosts costs() {
@@ -94,177 +123,225 @@ class Meter {
   }
 
  private:
-  template <class Work>
-  void time(double& figure, std::size_t units, Work&& work) {
-    const double before = thread_seconds();
-    work();
-    const double seconds = thread_seconds() - before;
-    samples_[&figure].push_back(seconds / static_cast<double>(std::max<std::size_t>(units, 1)));
+  void each(void (Meter::*phase)(Rank&)) {
+    for (const std::unique_ptr<Rank>& rank : ranks_) (this->*phase)(*rank);
   }
-  // As above; `work` returns how many units it was.
+  // `work` returns how many units it was.
   template <class Work>
-  void count(double& figure, Work&& work) {
+  void time(double& figure, Work&& work) {
     const double before = thread_seconds();
     const std::size_t units = work();
     const double seconds = thread_seconds() - before;
     samples_[&figure].push_back(seconds / static_cast<double>(std::max<std::size_t>(units, 1)));
   }
+  // The same for every block, or every other one; work(block) returns its units.
+  template <class Work>
+  void time_blocks(double& figure, Work&& work, std::size_t every = 1) {
+    time(figure, [&] {
+      std::size_t units = 0;
+      for (std::size_t b = 0; b < kBlocks; b += every) units += work(b);
+      return units;
+    });
+  }
   static ProductCost line(const double (&at)[2]) {
     const double slope = std::max(kLeast, (at[1] - at[0]) / (kMany - kFew));
     return {.element = std::max(kLeast, at[0] - kFew * slope), .multiply_add = slope};
   }
-  template <class F>
-  void each_block(F&& f) {
-    for (int b = 0; b < kBlocks; ++b) f(b, static_cast<std::size_t>(b));
-  }
 
-  void selection() {
-    const StagedStep step{gradient_, work_.residual, work_.staged};
-    Candidates& found = work_.candidates;
-    count(costs_.sample_element, [&] {
-      estimate_thresholds(step, deal_, quotas_, found);
-      return static_cast<std::size_t>(found.sampled);
+  void selection(Rank& r) {
+    const StagedStep step{r.gradient, r.work.residual, r.work.staged};
+    time(costs_.sample_element, [&] {
+      estimate_thresholds(step, deal_, quotas_, r.work.candidates);
+      return static_cast<std::size_t>(r.work.candidates.sampled);
     });
-    time(costs_.scan_element, n_, [&] { accumulate(step, deal_, found); });
-    time(costs_.scatter_entry, count_of(theirs_),
-         [&] { each_block([&](int b, std::size_t i) { scatter_add(theirs_[i], deal_, b, work_.staged); }); });
-    count(costs_.unite_index, [&] {
-      std::size_t units = 0;
-      each_block([&](int b, std::size_t i) {
-        arrived(theirs_[i].indices, b, found);
-        const std::span<const std::uint32_t> all = found.blocks[i].indices();
-        united_.clear();
-        std::ranges::set_union(theirs_[i].indices, all, std::back_inserter(united_));
-        units += 2 * all.size() + theirs_[i].size();
-      });
-      return units;
-    });
-    count(costs_.cut_candidate, [&] {
-      std::size_t units = 0;
-      each_block([&](int b, std::size_t i) {
-        units += found.blocks[i].count;
-        cut(work_.staged, deal_, b, quotas_[i], found, work_.selected[i]);
-      });
-      return units;
-    });
-    Entries again;
-    found.blocks[0].complete = false;
-    time(costs_.read_element, static_cast<std::size_t>(deal_.count(0)),
-         [&] { cut(work_.staged, deal_, 0, quotas_[0], found, again); });
-    scatter_add(again, deal_, 0, work_.staged);
-  }
-
-  void entries() {
-    const std::span<const Entries> mine = work_.selected;
-    const std::size_t own = count_of(mine);
-    const std::size_t both = own + count_of(theirs_);
-    for (const wire::SparseCodec codec : kCodecs) code(codec);
-    time(costs_.merge_entry, both,
-         [&] { each_block([&](int, std::size_t i) { merge_add(mine[i], theirs_[i], merged_[i]); }); });
-    const std::vector<Entries> lists{mine[0], theirs_[1], mine[2], theirs_[3]};  // as if of one block
-    time(costs_.sum_entry, count_of(lists), [&] { sum_lists(lists, deal_.longest(), joined_); });
-    time(costs_.keep_entry, count_of(merged_),
-         [&] { each_block([&](int, std::size_t i) { keep_largest(merged_[i], quotas_[i], discards_); }); });
-    time(costs_.move_entry, own, [&] {
-      Entries moved;
-      for (const Entries& list : mine) {
-        for (std::size_t i = 0; i < list.size(); ++i) moved.push_back(list.indices[i] + 1, list.values[i]);
-      }
-      discards_ = moved;
-    });
-    result_.contents().deal = deal_;
-    result_.contents().blocks.assign(mine.begin(), mine.end());
-    time(costs_.measure_entry, own, [&] {
-      magnitudes_.clear();
-      result_.for_each([this](std::int64_t, float value) { magnitudes_.push_back(std::abs(value)); });
-      scale_of(magnitudes_, static_cast<std::int64_t>(n_));
-    });
-    SparseCall call;
-    call.gradient = gradient_;
-    call.work = &work_;
-    call.kernels = &none_;
-    time(costs_.settle_place, both, [&] {
-      each_block([&](int b, std::size_t i) {
-        apply_residual_rule(call, deal_, b, mine[i], theirs_[i].indices, merged_[i]);
-      });
+    time(costs_.scan_element, [&] {
+      accumulate(step, deal_, r.work.candidates);
+      return n_;
     });
   }
 
-  void code(wire::SparseCodec codec) {
+  // Something arrives for half of the blocks before they are cut.
+  void cuts(Rank& r) {
+    time_blocks(
+        costs_.scatter_entry,
+        [&](std::size_t b) {
+          scatter_add(r.theirs[b], deal_, static_cast<int>(b), r.work.staged);
+          return r.theirs[b].size();
+        },
+        2);
+    time_blocks(
+        costs_.unite_index,
+        [&](std::size_t b) {
+          arrived(r.theirs[b].indices, static_cast<int>(b), r.work.candidates);
+          const std::span<const std::uint32_t> all = r.work.candidates.blocks[b].indices();
+          std::vector<std::uint32_t> united(all.size() + r.theirs[b].size());
+          std::ranges::set_union(r.theirs[b].indices, all, united.begin());
+          return 2 * all.size() + r.theirs[b].size();
+        },
+        2);
+    time_blocks(costs_.cut_candidate, [&](std::size_t b) {
+      cut(r.work.staged, deal_, static_cast<int>(b), quotas_[b], r.work.candidates, r.work.selected[b]);
+      return r.work.candidates.blocks[b].count;
+    });
+    time(costs_.read_element, [&] {
+      r.work.candidates.blocks[0].complete = false;
+      Entries again;
+      cut(r.work.staged, deal_, 0, quotas_[0], r.work.candidates, again);
+      return static_cast<std::size_t>(deal_.count(0));
+    });
+  }
+
+  void codes(Rank& r) {
+    for (const wire::SparseCodec codec : kCodecs) code(r, codec);
+  }
+
+  void code(Rank& r, wire::SparseCodec codec) {
     const auto c = static_cast<std::size_t>(codec);
-    coded_.clear();
-    time(costs_.encode_entry[c], count_of(work_.selected), [&] {
-      each_block([&](int b, std::size_t i) {
-        wire::encode(codec, work_.selected[i], deal_.count(b), false, coded_);
-      });
+    time(costs_.encode_entry[c], [&] {
+      r.coded.clear();
+      for (std::size_t b = 0; b < kBlocks; ++b)
+        wire::encode(codec, r.work.selected[b], deal_.count(static_cast<int>(b)), false, r.coded);
+      return count_of(r.work.selected);
     });
-    time(costs_.decode_entry[c], count_of(work_.selected), [&] {
-      std::span<const std::byte> rest = coded_;
-      each_block([&](int b, std::size_t i) {
-        const wire::ExpectedBlock expected{.length = deal_.count(b), .max_count = quotas_[i]};
-        rest = rest.subspan(wire::decode(codec, rest, expected, discards_).bytes);
-      });
+    time(costs_.decode_entry[c], [&] {
+      Entries entries;
+      std::span<const std::byte> rest = r.coded;
+      for (std::size_t b = 0; b < kBlocks; ++b) {
+        const wire::ExpectedBlock expected{.length = deal_.count(static_cast<int>(b)),
+                                           .max_count = quotas_[b]};
+        rest = rest.subspan(wire::decode(codec, rest, expected, entries).bytes);
+      }
+      return count_of(r.work.selected);
     });
   }
 
-  void vectors() {
-    const std::span<float> sum = sum_;
-    const std::span<const float> residual = work_.residual;
-    time(costs_.copy_byte, 4 * n_, [&] { std::ranges::copy(gradient_, sum.begin()); });
-    time(costs_.add_element, n_, [&] {
-      for (std::size_t i = 0; i < residual.size(); ++i) sum[i] += residual[i];
+  void lists(Rank& r) {
+    time_blocks(costs_.merge_entry, [&](std::size_t b) {
+      r.merged[b] = Entries();
+      merge_add(r.work.selected[b], r.theirs[b], r.merged[b]);
+      return r.work.selected[b].size() + r.theirs[b].size();
     });
-    time(costs_.check_element, n_, [&] {
+    time_blocks(costs_.keep_entry, [&](std::size_t b) {
+      const std::size_t all = r.merged[b].size();
+      Entries discards;
+      keep_largest(r.merged[b], quotas_[b], discards);
+      return all;
+    });
+    time(costs_.sum_entry, [&] {  // as if all blocks were one
+      sum_lists(r.theirs, deal_.longest(), r.joined);
+      return count_of(r.theirs);
+    });
+    time_blocks(costs_.move_entry, [&](std::size_t b) {
+      Entries moved;
+      const Entries& list = r.work.selected[b];
+      for (std::size_t i = 0; i < list.size(); ++i) moved.push_back(list.indices[i] + 1, list.values[i]);
+      return moved.size();
+    });
+    r.result.contents().blocks = r.merged;
+    time(costs_.measure_entry, [&] {
+      std::vector<float> magnitudes;
+      r.result.for_each([&](std::int64_t, float value) { magnitudes.push_back(std::abs(value)); });
+      scale_of(magnitudes, deal_.total());
+      return magnitudes.size();
+    });
+  }
+
+  // Where nothing that was sent is in the result: every place is settled.
+  void settle(Rank& r) {
+    SparseCall call;
+    call.gradient = r.gradient;
+    call.work = &r.work;
+    call.kernels = &none_;
+    time_blocks(costs_.settle_place, [&](std::size_t b) {
+      const std::span<const std::uint32_t> touched = r.theirs[b].indices;
+      apply_residual_rule(call, deal_, static_cast<int>(b), r.work.selected[b], touched, {});
+      return r.work.selected[b].size() + touched.size();
+    });
+  }
+
+  void sum(Rank& r) {
+    time(costs_.copy_byte, [&] {
+      std::ranges::copy(r.gradient, r.sum.begin());
+      return 4 * n_;
+    });
+    time(costs_.add_element, [&] {
+      for (std::size_t i = 0; i < n_; ++i) r.sum[i] += r.work.residual[i];
+      return n_;
+    });
+  }
+
+  void dense(Rank& r) {
+    time(costs_.check_element, [&] {
       std::uint32_t largest = 0;
-      for (const float v : sum) largest = std::max(largest, magnitude_key(v));
-      finite_ = largest < kInfinityKey;
+      for (const float v : r.sum) largest = std::max(largest, magnitude_key(v));
+      r.result.contents().finite = largest < kInfinityKey;
+      return n_;
     });
-    time(costs_.round_element, n_, [&] { wire::round_to_bfloat16(sum, std::span<float>(work_.staged)); });
-    time(costs_.narrow_element, n_, [&] {
-      std::ranges::transform(sum, halves_.begin(), [](float x) {
+    time(costs_.fold_byte, [&] {
+      fold_into(Dense(std::span<float>(r.sum)), std::as_bytes(std::span(r.gradient)), Reduction::sum);
+      return 4 * n_;
+    });
+    time(costs_.velocity_element, [&] {
+      accumulate_velocity(0.9F, r.work.residual, r.gradient, r.sum);
+      return n_;
+    });
+  }
+
+  void halves(Rank& r) {
+    time(costs_.round_element, [&] {
+      wire::round_to_bfloat16(r.sum, std::span<float>(r.work.staged));
+      return n_;
+    });
+    time(costs_.narrow_element, [&] {
+      std::ranges::transform(r.sum, r.halves.begin(), [](float x) {
         return bfloat16{static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
       });
+      return n_;
     });
-    const std::span<bfloat16> halves = halves_;
-    time(costs_.fold_half_byte, n_,
-         [&] { fold_into(Dense(halves.first(n_ / 2)), std::as_bytes(halves.last(n_ / 2)), Reduction::sum); });
-    time(costs_.widen_element, n_,
-         [&] { std::ranges::transform(halves_, sum.begin(), [](bfloat16 x) { return to_float(x); }); });
-    time(costs_.fold_byte, 4 * n_,
-         [&] { fold_into(Dense(sum), std::as_bytes(std::span(gradient_)), Reduction::sum); });
-    time(costs_.velocity_element, n_, [&] { accumulate_velocity(0.9F, residual, gradient_, sum); });
+    time(costs_.fold_half_byte, [&] {
+      const std::span<bfloat16> all = r.halves;
+      fold_into(Dense(all.first(n_ / 2)), std::as_bytes(all.last(n_ / 2)), Reduction::sum);
+      return n_ / 2 * sizeof(bfloat16);
+    });
+    time(costs_.widen_element, [&] {
+      std::ranges::transform(r.halves, r.sum.begin(), [](bfloat16 x) { return to_float(x); });
+      return n_;
+    });
   }
 
-  void low_rank() {
-    const auto elements = static_cast<std::size_t>(shape_.rows * shape_.columns);
-    const std::span<float> y = std::span(sum_).first(elements);
-    const std::span<float> m = std::span<float>(work_.staged).first(elements);
-    for (int point = 0; point < 2; ++point) {
-      shape_.rank = point == 0 ? kFew : kMany;
-      const auto side = static_cast<std::size_t>(shape_.rows);
-      time(product_[0][point], elements, [&] { multiply(shape_, m, q_, p_); });
-      time(orthonormal_[point], side, [&] { orthonormalize(shape_.rows, shape_.rank, p_, zeroed_); });
-      time(product_[1][point], elements, [&] { multiply_transposed(shape_, m, p_, q_); });
-      time(product_[2][point], elements, [&] { reconstruct(shape_, p_, q_, 4, y, m); });
-    }
+  // The steps of compressors/low_rank.h, with factors of few and of many columns.
+  int point() const { return shape_.rank == kFew ? 0 : 1; }
+  std::size_t side() const { return static_cast<std::size_t>(shape_.rows); }
+  std::span<float> matrix(Rank& r) const { return std::span<float>(r.work.staged).first(side() * side()); }
+  void first_product(Rank& r) {
+    time(product_[0][point()], [&] {
+      multiply(shape_, matrix(r), r.q, r.p);
+      return side() * side();
+    });
+  }
+  void second_product(Rank& r) {
+    time(orthonormal_[point()], [&] {
+      orthonormalize(shape_.rows, shape_.rank, r.p, zeroed_);
+      return side();
+    });
+    time(product_[1][point()], [&] {
+      multiply_transposed(shape_, matrix(r), r.p, r.q);
+      return side() * side();
+    });
+  }
+  void third_product(Rank& r) {
+    time(product_[2][point()], [&] {
+      reconstruct(shape_, r.p, r.q, 4, std::span(r.sum).first(side() * side()), matrix(r));
+      return side() * side();
+    });
   }
 
   std::size_t n_;
-  std::int64_t k_;
   Deal deal_;
-  SparseWork work_;
-  std::vector<float> gradient_;
   std::vector<std::int64_t> quotas_;
-  std::vector<Entries> theirs_, merged_;
-  Entries joined_, discards_;
-  std::vector<std::byte> coded_;
-  std::vector<std::uint32_t> united_;
-  std::vector<float> magnitudes_, sum_, p_, q_;
-  std::vector<bfloat16> halves_;
-  std::vector<int> zeroed_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
   MatrixShape shape_;
-  SparseResult result_;
-  bool finite_ = true;
+  std::vector<int> zeroed_;
   const KernelCosts none_{};
   KernelCosts costs_;
   double product_[3][2] = {};   // of an element, with few and many columns
@@ -275,8 +352,10 @@ class Meter {
 }  // namespace
 
 KernelCosts measure_kernels(const MeasureKernelsOptions& options) {
-  if (options.elements < 4096 || !(options.density > 0 && options.density <= 1) || options.repetitions < 1)
-    throw UsageError("kernels are measured with at least 4096 elements, a density in (0, 1] and repetitions");
+  if (options.elements < 4096 || !(options.density > 0 && options.density <= 1) || options.ranks < 1 ||
+      options.repetitions < 1)
+    throw UsageError(
+        "kernels are measured with at least 4096 elements, a density in (0, 1], ranks and repetitions");
   Meter meter(options);
   for (int i = 0; i < options.repetitions; ++i) meter.repeat();
   return meter.costs();

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kRanks = 4;
 constexpr std::int64_t kElements = std::int64_t{1} << 20;
-constexpr std::int64_t kSteps = 12;
+constexpr std::int64_t kSteps = 8;
 
 const std::vector<std::vector<float>>& gradients() {
   static const std::vector<std::vector<float>> all = [] {
@@ -87,7 +87,9 @@ class Computed {
 double measured_seconds(std::string_view scheme) {
   Computed computed;
   std::mutex mutex;
-  run_ranks(kRanks, [&](World& world) {
+  RunOptions options;
+  options.config.workers = 1;  // as the figures were measured: nothing computes beside it
+  run_ranks(kRanks, options, [&](World& world) {
     Bucket bucket(scheme, world.rank());
     for (std::int64_t step = 0; step < kSteps; ++step) {
       const Ticket ticket = bucket.submit(world.engine(), static_cast<std::uint32_t>(step));
@@ -123,16 +125,27 @@ double predicted_seconds(std::string_view scheme, const KernelCosts& kernels) {
   return computed.seconds();
 }
 
+// Others may compute on this machine, more at one time than at another: figures and operations are measured
+// in turn, and the median of the ratios counts.
 TEST(KernelCosts, PredictTheProcessorTimeOfOperations) {
   if (kInstrumented) GTEST_SKIP() << "times mean nothing here";
-  const KernelCosts kernels = measure_kernels();
+  constexpr std::string_view kSchemes[] = {"dense", "dense-bf16", "topka", "oktopk", "spardl", "powersgd"};
+  constexpr std::size_t kTurns = 5;
+  std::map<std::string_view, std::vector<double>> measured, predicted, ratios;
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    const KernelCosts kernels = measure_kernels();
+    for (const std::string_view scheme : kSchemes) {
+      measured[scheme].push_back(measured_seconds(scheme));
+      predicted[scheme].push_back(predicted_seconds(scheme, kernels));
+      ratios[scheme].push_back(predicted[scheme].back() / measured[scheme].back());
+    }
+  }
   std::printf("%-12s %12s %12s %8s\n", "scheme", "measured ms", "predicted ms", "ratio");
-  for (const std::string_view scheme : {"dense", "dense-bf16", "topka", "oktopk", "spardl", "powersgd"}) {
-    const double measured = measured_seconds(scheme);
-    const double predicted = predicted_seconds(scheme, kernels);
-    std::printf("%-12s %12.3f %12.3f %8.2f\n", std::string(scheme).c_str(), measured * 1e3, predicted * 1e3,
-                predicted / measured);
-    EXPECT_NEAR(predicted / measured, 1, 0.25) << scheme;
+  for (const std::string_view scheme : kSchemes) {
+    const double ratio = median(ratios[scheme]);
+    std::printf("%-12s %12.3f %12.3f %8.2f\n", std::string(scheme).c_str(), median(measured[scheme]) * 1e3,
+                median(predicted[scheme]) * 1e3, ratio);
+    EXPECT_NEAR(ratio, 1, 0.25) << scheme;
     // Control: without figures nothing is predicted.
     EXPECT_EQ(predicted_seconds(scheme, {}), 0) << scheme;
   }

@@ -26,7 +26,6 @@ class Membership {
 void apply_residual_rule(const SparseCall& call, const Deal& deal, int block, EntriesView selected,
                          std::span<const std::uint32_t> touched, EntriesView kept) {
   if (call.residual == ResidualRule::drop) return;
-  call.spend(call.kernels->settle_place, selected.size() + touched.size());
   const std::span<const float> residual = call.work->residual;
   const std::span<float> staged = call.work->staged;
   Membership in_result(kept.indices);
@@ -68,6 +67,8 @@ void apply_residual_rule(const SparseCall& call, const Deal& deal, int block, En
     add(local);
   }
   for (std::size_t i = count - std::min(count, kAhead); i < count; ++i) settle(ahead[i % kAhead]);
+  call.spend(call.kernels->settle_place, count);
+  call.spend(call.kernels->unite_index, selected.size() + touched.size() - count);
 }
 
 }  // namespace weft
