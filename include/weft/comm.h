@@ -18,13 +18,17 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "weft/kernel_costs.h"
 #include "weft/task.h"
 #include "weft/transport.h"
 
 namespace weft {
+
+class SimWorkers;
 
 // Cost of a hop, measured or given, the same on all ranks (rank 0's values): what algorithm choice and
 // micro-ops go by.
@@ -93,6 +97,11 @@ class Endpoint {
   void set_micro_op_bytes(std::size_t bytes) { micro_op_bytes_ = bytes; }
   const LinkCost& cost() const { return cost_; }
   void set_cost(const LinkCost& cost) { cost_ = cost; }
+  const KernelCosts& kernels() const { return kernels_; }
+  void set_kernels(const KernelCosts& kernels) { kernels_ = kernels; }
+  // Who computes for this rank in virtual time; null: whoever computes is free at once.
+  SimWorkers* sim_workers() const { return sim_workers_; }
+  void set_sim_workers(SimWorkers* workers) { sim_workers_ = workers; }
 
   std::shared_ptr<Group> world() const { return world_; }
   // The group of these world ranks (this rank among them). The same id gives the same object, so that the
@@ -105,6 +114,8 @@ class Endpoint {
   WorkerPool* pool_;
   std::size_t micro_op_bytes_ = std::size_t{1} << 20;
   LinkCost cost_;
+  KernelCosts kernels_;
+  SimWorkers* sim_workers_ = nullptr;
   std::shared_ptr<Group> world_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Group>> groups_;
@@ -130,10 +141,11 @@ class Sleep final : public Wait {
 };
 
 // Runs `work` on the worker pool (inline where there is none) and goes on when it has ended. In virtual time
-// it runs inline and costs `simulated_seconds`.
+// it runs inline and takes a worker for the seconds that it returns, which are then the operation's
+// computed_seconds.
 class Compute final : public Wait {
  public:
-  Compute(Operation& op, FunctionRef<void()> work, double simulated_seconds);
+  Compute(Operation& op, SimWorkers* workers, FunctionRef<double()> work);
   bool abandon() noexcept override { return alarm_.armed(); }
   bool await_ready() noexcept;
   void await_suspend(std::coroutine_handle<> h) noexcept;
@@ -149,8 +161,9 @@ class Compute final : public Wait {
   };
   void work() noexcept;
 
-  FunctionRef<void()> work_;
-  double simulated_seconds_;
+  SimWorkers* workers_;
+  FunctionRef<double()> work_;
+  double simulated_seconds_ = 0;
   double computed_seconds_ = 0;
   Done remote_;
   Alarm alarm_;
@@ -189,15 +202,31 @@ class Comm {
   // into = into (reduction) arrived, element by element, the local value on the left.
   Transfer recv_fold(int peer, std::uint32_t hop, const Dense& into, Reduction reduction) const;
   // Hands the bytes to `consume` (a named callable), at most `limit` of them. As in recv_any, they were sent
-  // as bytes.
+  // as bytes. What `consume` does takes so many seconds a byte in virtual time.
   Transfer recv_with(int peer, std::uint32_t hop, std::size_t limit,
-                     FunctionRef<void(std::span<const std::byte>)> consume) const;
+                     FunctionRef<void(std::span<const std::byte>)> consume,
+                     double seconds_per_byte = 0) const;
   // Any length up to `limit`; Transfer::take() has the bytes.
   Transfer recv_any(int peer, std::uint32_t hop, std::size_t limit) const;
 
   Sleep sleep_until(Time until) const;
-  // For what takes longer than about 200 us; how long that is in virtual time is for the caller to say.
-  Compute compute(FunctionRef<void()> work, double simulated_seconds = 0) const;
+  // For what takes longer than about 200 us. `work` (a named callable) returns how many seconds that is in
+  // virtual time, from kernels() and the sizes that it has met; or nothing: none.
+  template <class Work>
+  Compute compute(Work& work) const {
+    if constexpr (std::is_void_v<std::invoke_result_t<Work&>>) {
+      void* const target = const_cast<void*>(static_cast<const void*>(std::addressof(work)));
+      return compute_priced(FunctionRef<double()>(target, [](void* named) {
+        (*static_cast<Work*>(named))();
+        return 0.0;
+      }));
+    } else {
+      return compute_priced(FunctionRef<double()>(work));
+    }
+  }
+  // What was computed here and now, on the communication thread: its seconds pass in virtual time. On other
+  // clocks they have passed, and this is done at once.
+  Sleep charge(double seconds) const;
 
   // The same operation with its hops counted from `base` on: for an algorithm that is made of two.
   Comm hops_from(std::uint32_t base) const { return {*endpoint_, group_, operation_, hop_base_ + base}; }
@@ -219,6 +248,7 @@ class Comm {
   Time now() const { return endpoint_->executor().now(); }
   std::size_t micro_op_bytes() const { return endpoint_->micro_op_bytes(); }
   const LinkCost& cost() const { return endpoint_->cost(); }
+  const KernelCosts& kernels() const { return endpoint_->kernels(); }
   std::uint64_t group_id() const { return group_->id; }
   Endpoint& endpoint() const { return *endpoint_; }
   Operation& operation() const { return *operation_; }
@@ -236,6 +266,7 @@ class Comm {
     return {group_->id, operation_->slot, operation_->step, hop_base_ + hop};
   }
   void check(int peer) const;
+  Compute compute_priced(FunctionRef<double()> work) const;
 
   Endpoint* endpoint_ = nullptr;
   std::shared_ptr<Group> group_;

@@ -86,7 +86,7 @@ struct Operation {
   bool waited_for = false;     // a thread or a driver waits for the ticket: held micro-ops start at once
   std::uint64_t bytes_sent = 0;
   std::uint64_t messages_sent = 0;
-  double computed_seconds = 0;  // processor time of its computations (weft/comm.h, Compute)
+  double computed_seconds = 0;  // processor time of its computations (weft/comm.h, Compute), or virtual
 
   // Makes every pending wait throw `cause`. The first cause stays.
   void fail(std::exception_ptr cause) noexcept;
@@ -152,7 +152,8 @@ struct Sink {
   std::span<std::byte> into;
   FunctionRef<void(std::span<const std::byte>)> consume;
   Buffer kept;
-  std::size_t limit = 0;  // consume and keep: a longer payload is refused before memory is taken for it
+  std::size_t limit = 0;        // consume and keep: a longer payload is refused before memory is taken for it
+  double seconds_per_byte = 0;  // of `consume`, in virtual time
 };
 
 class RecvRecord final : public TransferRecord {

@@ -8,10 +8,14 @@ constexpr std::size_t kInline = std::size_t{1} << 20;
 }  // namespace
 
 Task<void> run_local(Comm comm, std::size_t bytes, FunctionRef<void()> work) {
-  if (bytes > kInline)
-    co_await comm.compute(work);
-  else
+  auto move = [&] {
     work();
+    return comm.kernels().copy_byte * static_cast<double>(bytes);
+  };
+  if (bytes > kInline)
+    co_await comm.compute(move);
+  else
+    co_await comm.charge(move());
 }
 
 Task<void> copy_bytes(Comm comm, std::span<const std::byte> from, std::span<std::byte> into) {

@@ -34,6 +34,11 @@ std::span<T> part(std::span<T> all, std::int64_t first, std::int64_t count) {
 std::int64_t floats_of_p(const MatrixShape& s) { return s.rank == 0 ? s.rows : s.rows * s.rank; }
 std::int64_t floats_of_q(const MatrixShape& s) { return s.columns * s.rank; }
 
+double product(const ProductCost& cost, const MatrixShape& s) {
+  const std::int64_t elements = s.rows * s.columns;
+  return cost.of(elements, static_cast<double>(elements) * s.rank);
+}
+
 }  // namespace
 
 int low_rank_of(std::int64_t rows, std::int64_t count, const LowRankOptions& options) {
@@ -97,7 +102,8 @@ void LowRank::begin(std::span<const float> gradient, std::span<const float> resi
   if (residual.empty()) {
     std::ranges::copy(gradient, matrix.begin());
   } else {
-    std::ranges::transform(gradient, residual, matrix.begin(), [](float g, float e) { return g + e; });
+    // (A transform of two ranges asks for two ends, and is not turned into vectors.)
+    for (std::size_t i = 0; i < gradient.size(); ++i) matrix[i] = gradient[i] + residual[i];
   }
   for (const Piece& piece : pieces_) {
     const MatrixShape& shape = piece.shape;
@@ -152,6 +158,40 @@ bool LowRank::finish(std::span<float> matrix, std::span<float> sum, int size) {
     if (piece.shape.rank > 0) piece.factor->has_staged = true;
   }
   return true;
+}
+
+double LowRank::begin_seconds(const KernelCosts& kernels, bool has_residual) const {
+  const auto all = static_cast<double>(count_);
+  double sum =
+      all * (4 * kernels.copy_byte + (has_residual ? kernels.add_element : 0) + kernels.check_element);
+  for (const Piece& piece : pieces_) {
+    const MatrixShape& shape = piece.shape;
+    sum += shape.rank == 0
+               ? 4 * kernels.copy_byte * static_cast<double>(shape.rows)
+               : product(kernels.multiply, shape) + kernels.orthonormal(shape.columns, shape.rank);
+  }
+  return sum;
+}
+
+double LowRank::project_seconds(const KernelCosts& kernels) const {
+  double sum = kernels.check_element * static_cast<double>(first_count_);
+  for (const Piece& piece : pieces_) {
+    const MatrixShape& shape = piece.shape;
+    if (shape.rank == 0) continue;
+    sum += kernels.orthonormal(shape.rows, shape.rank) + product(kernels.multiply_transposed, shape);
+  }
+  return sum;
+}
+
+double LowRank::finish_seconds(const KernelCosts& kernels) const {
+  double sum = kernels.check_element * static_cast<double>(second_count_);
+  for (const Piece& piece : pieces_) {
+    const MatrixShape& shape = piece.shape;
+    const auto elements = static_cast<double>(shape.rows * shape.columns);
+    sum += shape.rank == 0 ? 8 * kernels.copy_byte * elements
+                           : product(kernels.reconstruct, shape) + kernels.check_element * elements;
+  }
+  return sum;
 }
 
 }  // namespace weft

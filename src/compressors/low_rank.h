@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "kernels/low_rank.h"
+#include "weft/kernel_costs.h"
 
 namespace weft {
 
@@ -73,6 +74,11 @@ class LowRank {
   std::span<float> second() { return second_; }  // empty where nothing is compressed
   // Step 3: the residual replaces `matrix`. False, on all ranks alike: the sum is not finite.
   bool finish(std::span<float> matrix, std::span<float> sum, int size);
+
+  // What the steps cost in virtual time.
+  double begin_seconds(const KernelCosts& kernels, bool has_residual) const;
+  double project_seconds(const KernelCosts& kernels) const;
+  double finish_seconds(const KernelCosts& kernels) const;
 
   // Floats that are summed over the ranks in a step.
   std::int64_t first_count() const { return first_count_; }

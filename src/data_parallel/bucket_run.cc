@@ -41,7 +41,7 @@ std::byte blame(std::span<const float> gradient, std::span<const float> residual
 
 // All ranks know that the result is not finite, so all of them come here.
 Task<void> name_blamed(Comm comm, BucketRun* run) {
-  auto find = [run, &comm] { run->find_blame(comm.rank(), comm.size()); };
+  auto find = [run, &comm] { return run->find_blame(comm); };
   co_await comm.compute(find);
   const Dense blamed(std::span<std::byte>{run->blamed});
   const Comm apart = comm.hops_from(names_hop(comm.size()));
@@ -70,20 +70,31 @@ void BucketRun::scale_by(double factor) {
 }
 
 // What is summed from here on is the velocity.
-void BucketRun::accelerate() {
+double BucketRun::accelerate(const KernelCosts& kernels) {
   velocity->has_staged = false;
   velocity->staged.resize(gradient.size());
   accumulate_velocity(momentum, velocity->committed, gradient, velocity->staged);
   gradient = velocity->staged;
+  return kernels.velocity_element * static_cast<double>(gradient.size());
 }
 
 // REQUIRES: the result is finite.
-void BucketRun::settle() {
-  if (measures) measure();
-  if (velocity == nullptr) return;
-  if (masks)
-    result.for_each([this](std::int64_t i, float) { velocity->staged[static_cast<std::size_t>(i)] = 0; });
+double BucketRun::settle(const KernelCosts& kernels) {
+  double spent = 0;
+  if (measures) {
+    measure();
+    spent += kernels.measure_entry * static_cast<double>(magnitudes.size());
+  }
+  if (velocity == nullptr) return spent;
+  std::size_t masked = 0;
+  if (masks) {
+    result.for_each([this, &masked](std::int64_t i, float) {
+      velocity->staged[static_cast<std::size_t>(i)] = 0;
+      ++masked;
+    });
+  }
   velocity->has_staged = true;
+  return spent + kernels.scatter_entry * static_cast<double>(masked);
 }
 
 void BucketRun::measure() {
@@ -92,21 +103,23 @@ void BucketRun::measure() {
   measured = scale_of(magnitudes, bucket->count);
 }
 
-void BucketRun::find_blame(int rank, int size) {
+double BucketRun::find_blame(const Comm& comm) {
+  const auto rank = static_cast<std::size_t>(comm.rank());
   const std::size_t pieces = bucket->pieces.size();
-  blamed.assign(pieces * static_cast<std::size_t>(size), std::byte{0});
+  blamed.assign(pieces * static_cast<std::size_t>(comm.size()), std::byte{0});
   for (std::size_t i = 0; i < pieces; ++i) {
     const BucketPiece& piece = bucket->pieces[i];
     const auto first = static_cast<std::size_t>(piece.first);
     const auto count = static_cast<std::size_t>(count_of(piece));
     if (wide) {
-      blamed[static_cast<std::size_t>(rank) * pieces + i] = blame(part_of(values, piece));
+      blamed[rank * pieces + i] = blame(part_of(values, piece));
       continue;
     }
     const std::span<const float> residual = state->residual();
-    blamed[static_cast<std::size_t>(rank) * pieces + i] =
+    blamed[rank * pieces + i] =
         blame(gradient.subspan(first, count), residual.empty() ? residual : residual.subspan(first, count));
   }
+  return (wide ? 2 : 1) * comm.kernels().add_element * static_cast<double>(bucket->count);
 }
 
 // Whether the sum is finite, and that there is nothing to feed back.
@@ -116,11 +129,14 @@ void BucketRun::settle_wide() {
 }
 
 Task<void> BucketRun::reduce_wide(Comm comm, BucketRun* run) {
-  auto find = [run, &comm] { run->find_blame(comm.rank(), comm.size()); };  // before the sum replaces it
+  auto find = [run, &comm] { return run->find_blame(comm); };  // before the sum replaces it
   co_await comm.compute(find);
   const Dense values(std::span<double>{run->values});
   co_await all_reduce(comm, values);
-  auto settle = [run] { run->settle_wide(); };
+  auto settle = [run, &comm] {
+    run->settle_wide();
+    return 2 * comm.kernels().check_element * static_cast<double>(run->values.size());
+  };
   co_await comm.compute(settle);
   if (run->wide_finite) co_return;
   const Dense blamed(std::span<std::byte>{run->blamed});
@@ -129,11 +145,11 @@ Task<void> BucketRun::reduce_wide(Comm comm, BucketRun* run) {
 }
 
 Task<void> BucketRun::reduce(Comm comm, BucketRun* run) {
-  auto accelerate = [run] { run->accelerate(); };
+  auto accelerate = [run, &comm] { return run->accelerate(comm.kernels()); };
   if (run->velocity != nullptr) co_await comm.compute(accelerate);
   co_await sparse_all_reduce(comm, run->gradient, *run->state, run->result, run->options);
   if (run->result.finite()) {
-    auto settle = [run] { run->settle(); };
+    auto settle = [run, &comm] { return run->settle(comm.kernels()); };
     if (run->measures || run->velocity != nullptr) co_await comm.compute(settle);
     co_return;
   }
@@ -170,21 +186,28 @@ void BucketRun::finish_low_rank(int size) {
 Task<void> BucketRun::reduce_low_rank(Comm comm, BucketRun* run) {
   SparseResult::Contents& contents = run->result.contents();
   // Step 1
-  auto begin = [run] { run->begin_low_rank(); };
+  auto begin = [run, &comm] {
+    run->begin_low_rank();
+    return run->low_rank->begin_seconds(comm.kernels(), !run->state->residual().empty());
+  };
   co_await comm.compute(begin);
   co_await sum_factors(comm, run, run->low_rank->first());
   // Step 2
   bool finite = false;
-  auto project = [run, &contents, &finite] {
+  auto project = [run, &comm, &contents, &finite] {
     const Stopwatch watch(contents.select_seconds);
     finite = run->low_rank->project(run->state->work().staged);
+    return run->low_rank->project_seconds(comm.kernels());
   };
   co_await comm.compute(project);
   if (finite) {
     const Comm second = comm.hops_from(second_hop(comm.size()));
     if (!run->low_rank->second().empty()) co_await sum_factors(second, run, run->low_rank->second());
     // Step 3
-    auto finish = [run, &comm] { run->finish_low_rank(comm.size()); };
+    auto finish = [run, &comm] {
+      run->finish_low_rank(comm.size());
+      return run->low_rank->finish_seconds(comm.kernels());
+    };
     co_await comm.compute(finish);
   }
   if (contents.finite) co_return;

@@ -74,10 +74,11 @@ struct BucketRun {
   }
 
   void scale_by(double factor);  // the gradient; REQUIRES: all of it is here
-  void accelerate();
-  void settle();
+  // These return their seconds in virtual time.
+  double accelerate(const KernelCosts& kernels);
+  double settle(const KernelCosts& kernels);
+  double find_blame(const Comm& comm);
   void measure();
-  void find_blame(int rank, int size);
   void settle_wide();
   void begin_low_rank();
   void finish_low_rank(int size);

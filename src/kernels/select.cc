@@ -290,6 +290,7 @@ Verdict find_non_finite(std::span<const float> staged) {
 void estimate_thresholds(const StagedStep& step, const Deal& deal, std::span<const std::int64_t> quotas,
                          Candidates& candidates) {
   check(step, deal);
+  candidates.sampled = 0;
   const auto blocks = static_cast<std::size_t>(deal.blocks());
   if (quotas.size() != blocks) {
     throw UsageError(std::to_string(quotas.size()) + " quotas for " + std::to_string(blocks) + " blocks");
@@ -305,6 +306,7 @@ void estimate_thresholds(const StagedStep& step, const Deal& deal, std::span<con
     take_sample(
         step, deal.total(), wanted, [](std::int64_t i) { return static_cast<std::size_t>(i); },
         candidates.sample);
+    candidates.sampled = static_cast<std::int64_t>(candidates.sample.size());
     return set_thresholds(candidates.blocks, deal, 0, candidates.sample);
   }
   for (std::size_t b = 0; b < blocks; ++b) {
@@ -312,6 +314,7 @@ void estimate_thresholds(const StagedStep& step, const Deal& deal, std::span<con
     const std::int64_t quota = std::max(candidates.blocks[b].quota, std::int64_t{1});
     const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(deal.global(number, i)); };
     take_sample(step, deal.count(number), quota, at, candidates.sample);
+    candidates.sampled += static_cast<std::int64_t>(candidates.sample.size());
     set_thresholds(std::span(candidates.blocks).subspan(b, 1), deal, number, candidates.sample);
   }
 }

@@ -67,6 +67,7 @@ struct Candidates {
   std::vector<std::vector<BlockCandidates>> of_thread;  // of accumulate() with more than one thread
   std::vector<std::vector<kernels::ScanBlock>> scans;   // of accumulate()
   std::vector<std::uint32_t> sample;                    // of estimate_thresholds()
+  std::int64_t sampled = 0;                             // elements that the last one looked at
 };
 
 struct Verdict {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/fold.h"
+#include "transports/sim_workers.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -105,6 +106,7 @@ Transfer Comm::recv_fold(int peer, std::uint32_t hop, const Dense& into, Reducti
   auto* fold = new (record->context.data()) FoldInto{into, reduction};
   record->sink.kind = Sink::Kind::consume;
   record->sink.limit = into.size_bytes();
+  record->sink.seconds_per_byte = kernels().fold(into.dtype);
   record->sink.consume =
       FunctionRef<void(std::span<const std::byte>)>(fold, [](void* target, std::span<const std::byte> bytes) {
         const FoldInto& self = *static_cast<FoldInto*>(target);
@@ -121,13 +123,15 @@ Transfer Comm::recv_fold(int peer, std::uint32_t hop, const Dense& into, Reducti
 }
 
 Transfer Comm::recv_with(int peer, std::uint32_t hop, std::size_t limit,
-                         FunctionRef<void(std::span<const std::byte>)> consume) const {
+                         FunctionRef<void(std::span<const std::byte>)> consume,
+                         double seconds_per_byte) const {
   check(peer);
   auto* record =
       make_record<RecvRecord>(arena(), endpoint_->transport(), *operation_, world_rank(peer), identity(hop));
   record->sink.kind = Sink::Kind::consume;
   record->sink.consume = consume;
   record->sink.limit = limit;
+  record->sink.seconds_per_byte = seconds_per_byte;
   return posted(*this, record);
 }
 
@@ -145,9 +149,18 @@ Sleep Comm::sleep_until(Time until) const {
   return Sleep(*operation_, until);
 }
 
-Compute Comm::compute(FunctionRef<void()> work, double simulated_seconds) const {
+Compute Comm::compute_priced(FunctionRef<double()> work) const {
   check(0);
-  return Compute(*operation_, work, simulated_seconds);
+  return Compute(*operation_, endpoint_->sim_workers(), work);
+}
+
+Sleep Comm::charge(double seconds) const {
+  check(0);
+  const Executor& executor = endpoint_->executor();
+  if (seconds <= 0 || !executor.simulated()) return Sleep(*operation_, Time{0});
+  SimWorkers* const workers = endpoint_->sim_workers();
+  const Time now = executor.now();
+  return Sleep(*operation_, workers != nullptr ? workers->handle(now, seconds) : now + from_seconds(seconds));
 }
 
 Comm Comm::subgroup(const std::vector<int>& ranks, std::uint32_t label) const {

@@ -3,6 +3,7 @@
 
 #include "base/thread_time.h"
 #include "base/worker_pool.h"
+#include "transports/sim_workers.h"
 #include "weft/comm.h"
 #include "weft/error.h"
 #include "weft/transport.h"
@@ -65,20 +66,21 @@ Sleep::Sleep(Operation& op, Time until)
     op.executor->arm(alarm_, until);
 }
 
-Compute::Compute(Operation& op, FunctionRef<void()> work, double simulated_seconds)
-    : Wait(op), work_(work), simulated_seconds_(simulated_seconds), alarm_(*this, [](Timer& timer) {
+Compute::Compute(Operation& op, SimWorkers* workers, FunctionRef<double()> work)
+    : Wait(op), workers_(workers), work_(work), alarm_(*this, [](Timer& timer) {
         Compute& self = static_cast<Alarm&>(timer).compute;
         self.complete(self.thrown_);
       }) {}
 
 void Compute::work() noexcept {
-  const double before = thread_seconds();
+  const bool simulated = operation.executor->simulated();
+  const double before = simulated ? 0 : thread_seconds();
   try {
-    work_();
+    simulated_seconds_ = work_();
   } catch (...) {
     thrown_ = std::current_exception();
   }
-  computed_seconds_ = thread_seconds() - before;
+  computed_seconds_ = simulated ? simulated_seconds_ : thread_seconds() - before;
 }
 
 bool Compute::await_ready() noexcept {
@@ -97,7 +99,9 @@ bool Compute::await_ready() noexcept {
 void Compute::await_suspend(std::coroutine_handle<> h) noexcept {
   waiter = h;
   if (operation.pool == nullptr) {
-    operation.executor->arm(alarm_, operation.executor->now() + from_seconds(simulated_seconds_));
+    const Time now = operation.executor->now();
+    operation.executor->arm(alarm_, workers_ != nullptr ? workers_->compute(now, simulated_seconds_)
+                                                        : now + from_seconds(simulated_seconds_));
     return;
   }
   remote_.compute = this;

@@ -34,8 +34,8 @@ SimMessage& SimWorld::State::make_message(SendRecord& send, int from) {
 // Frees a message that nothing refers to any more.
 void SimWorld::State::release(SimMessage& m) {
   if (!m.delivered || !m.settled || m.delayed) return;
-  m.live = m.eager = m.matched = m.started = m.left = m.placed = m.arrived = m.queued = m.delivered =
-      m.settled = false;
+  m.live = m.eager = m.matched = m.started = m.left = m.placed = m.arrived = m.queued = m.handled =
+      m.delivered = m.settled = false;
   m.copy = Buffer();
   unused.push_back(&m);
   statistics.alive = pool.size() - unused.size();
@@ -208,9 +208,13 @@ SimWorld::SimWorld(SimOptions options) {
                        " that could die, or no such time");
     }
   }
+  if (options.workers < 0) throw UsageError("sim: the number of workers must not be negative");
+  std::shared_ptr<SimWorkers::Threads> cores;
+  if (options.workers > 0)
+    cores = std::make_shared<SimWorkers::Threads>(static_cast<std::size_t>(options.workers));
   state_ = std::make_unique<State>(std::move(options));
   for (int r = 0; r < state_->options.link.ranks; ++r)
-    state_->ranks.push_back(std::make_unique<Rank>(*state_, r));
+    state_->ranks.push_back(std::make_unique<Rank>(*state_, r, cores ? SimWorkers(cores) : SimWorkers()));
   for (const SimDeath& death : state_->options.deaths) {
     Rank& rank = state_->rank_at(death.rank);
     rank.dies_at_message_ = std::min(rank.dies_at_message_, death.at_message);
@@ -223,6 +227,8 @@ SimWorld::~SimWorld() = default;
 int SimWorld::size() const { return static_cast<int>(state_->ranks.size()); }
 
 Transport& SimWorld::transport(int rank) { return *state_->ranks.at(static_cast<std::size_t>(rank)); }
+
+SimWorkers& SimWorld::workers(int rank) { return state_->ranks.at(static_cast<std::size_t>(rank))->workers_; }
 
 void SimWorld::attach(int rank, Pollable& pollable) {
   state_->ranks.at(static_cast<std::size_t>(rank))->pollable_ = &pollable;

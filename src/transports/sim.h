@@ -4,8 +4,9 @@
 // An instant  Every rank that has something to do is polled until none has. Then virtual time jumps to the
 //             earliest of: an event of the link model, a deadline of an attached Pollable, a delayed
 //             arrival, a death. Only the ranks that this concerns are polled next, so a step costs the same
-//             with 8 ranks and with 1,024. Computation takes no virtual time unless a coroutine sleeps for
-//             it: co_await comm.sleep_until(comm.now() + t).
+//             with 8 ranks and with 1,024. What coroutines compute takes the virtual time that it says
+//             (weft/comm.h: compute, charge, and the consumers of messages), on the rank's own worker and
+//             communication thread or on cores that all ranks share (sim_workers.h).
 // A message   Up to the eager limit it enters the link when it is posted, and its send completes when the
 //             last byte has left the send port (the payload is then copied once). Above the limit it enters
 //             the link when its receive is posted (asking costs nothing) and its send completes at delivery:
@@ -37,6 +38,8 @@
 
 namespace weft {
 
+class SimWorkers;
+
 struct SimDeath {
   int rank = 0;
   // Whichever comes first: at a time, or instead of posting its send of this number (from 0).
@@ -51,6 +54,7 @@ struct SimOptions {
   double jitter_seconds = 0;  // each arrival is late by a random time up to this
   std::vector<SimDeath> deaths;
   double detection_seconds = 1e-3;
+  int workers = 0;  // that compute for all ranks; 0: each rank has its own
   std::uint64_t job = 1;
 };
 
@@ -73,6 +77,7 @@ class SimWorld {
   int size() const;
   // Its wait() must never be called: the loop drives the rank.
   Transport& transport(int rank);
+  SimWorkers& workers(int rank);  // for the endpoint of its engine
   // `rank` is driven by `pollable`, which must live while the world runs, or until it is detached.
   void attach(int rank, Pollable& pollable);
   void detach(int rank);

@@ -15,6 +15,7 @@
 #include "transports/flow_order.h"
 #include "transports/match_table.h"
 #include "transports/sim.h"
+#include "transports/sim_workers.h"
 #include "weft/error.h"
 #include "wire/frame.h"
 
@@ -41,6 +42,7 @@ struct SimMessage : FlowNode {
   bool delayed = false;    // an event will let it arrive
   bool arrived = false;    // its last byte is there
   bool queued = false;     // in the inbox of its receiver
+  bool handled = false;    // the time of its consumer has passed, or passes
   bool delivered = false;  // or dropped
   bool settled = false;    // the sender has nothing to do with it any more
 };
@@ -58,7 +60,8 @@ class VirtualClock final : public Clock {
 
 class SimWorld::Rank final : public Transport {
  public:
-  Rank(State& world, int rank) : world_(world), rank_(rank) {}
+  Rank(State& world, int rank, SimWorkers workers)
+      : world_(world), rank_(rank), workers_(std::move(workers)) {}
 
   std::string_view name() const override { return "sim"; }
   int rank() const override { return rank_; }
@@ -86,6 +89,7 @@ class SimWorld::Rank final : public Transport {
   };
   std::exception_ptr refusal(int peer) const;
   void finish_send(SimMessage& m);
+  bool handles(SimMessage& m);
   void take(SimMessage& m);
   void end_records();
   void lose_messages();
@@ -100,6 +104,7 @@ class SimWorld::Rank final : public Transport {
 
   State& world_;
   int rank_;
+  SimWorkers workers_;
   bool gone_ = false;    // closed or dead
   bool dead_ = false;    // nobody polls it any more
   bool failed_ = false;  // the others stop because of it

@@ -96,7 +96,20 @@ void SimWorld::Rank::finish_send(SimMessage& m) {
   world_.release(m);
 }
 
+// Its consumer needs time: the message comes again when that has passed.
+bool SimWorld::Rank::handles(SimMessage& m) {
+  if (m.recv == nullptr || std::exchange(m.handled, true)) return false;
+  const Sink& sink = m.recv->sink;
+  const double cost = sink.seconds_per_byte * static_cast<double>(m.bytes);
+  if (sink.kind != Sink::Kind::consume || !(cost > 0)) return false;
+  m.queued = false;
+  m.delayed = true;
+  world_.schedule(workers_.handle(world_.clock.time, cost), State::Event::arrival, &m, 0);
+  return true;
+}
+
 void SimWorld::Rank::take(SimMessage& m) {
+  if (handles(m)) return;
   if (RecvRecord* recv = std::exchange(m.recv, nullptr)) {
     recv->transport_data = nullptr;
     counters_.messages_received += 1;

@@ -10,11 +10,11 @@ namespace weft {
 namespace {
 
 // In virtual bytes.
-LinkCost cost_of(const LinkOptions& link) {
+LinkCost cost_of(const LinkOptions& link, const KernelCosts& kernels) {
   LinkCost cost;
   cost.hop_seconds = std::max(link.latency_seconds + link.overhead_seconds, 1e-9);
   cost.seconds_per_byte = std::max(1.0 / link.bytes_per_second, 1e-12);
-  cost.fold_seconds_per_byte = 0;  // computation takes no virtual time
+  cost.fold_seconds_per_byte = kernels.fold_byte;
   return cost;
 }
 
@@ -22,10 +22,12 @@ LinkCost cost_of(const LinkOptions& link) {
 
 SimRanks::SimRanks(const SimRanksOptions& options) : world_(options.sim) {
   const LinkOptions& link = options.sim.link;
-  LinkCost cost = cost_of(link);
+  LinkCost cost = cost_of(link, options.kernels);
   const auto virtual_micro_op = static_cast<double>(micro_op_bytes(cost, options.config));
   const auto micro_op = static_cast<std::size_t>(std::max(64.0, virtual_micro_op / link.byte_scale)) / 8 * 8;
   cost.seconds_per_byte *= link.byte_scale;
+  cost.fold_seconds_per_byte *= link.byte_scale;
+  const KernelCosts kernels = scaled(options.kernels, link.byte_scale);
   if (options.traces != nullptr) options.traces->resize(static_cast<std::size_t>(link.ranks));
   for (int r = 0; r < link.ranks; ++r) {
     Transport* transport = &world_.transport(r);
@@ -42,6 +44,8 @@ SimRanks::SimRanks(const SimRanksOptions& options) : world_(options.sim) {
     if (options.traces != nullptr) engine.trace = &(*options.traces)[static_cast<std::size_t>(r)];
     engines_.push_back(std::make_unique<Engine>(*transport, engine, nullptr));
     engines_.back()->endpoint().set_cost(cost);
+    engines_.back()->endpoint().set_kernels(kernels);
+    engines_.back()->endpoint().set_sim_workers(&world_.workers(r));
     engines_.back()->endpoint().set_micro_op_bytes(micro_op);
     world_.attach(r, *engines_.back());
   }

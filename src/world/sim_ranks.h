@@ -20,6 +20,7 @@ struct SimRanksOptions {
   bool priority = true;
   std::vector<Trace>* traces = nullptr;  // one per rank
   Decorate decorate;                     // called once for each rank
+  KernelCosts kernels;                   // what computation costs, in virtual bytes; sim.workers says where
 };
 
 class SimRanks {
@@ -34,6 +35,7 @@ class SimRanks {
   int size() const { return static_cast<int>(engines_.size()); }
   Engine& engine(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
   SimWorld& world() { return world_; }
+  const SimWorkers& workers(int rank) { return world_.workers(rank); }  // transports/sim_workers.h
 
   // Submits one operation per rank at the same instant and lets time pass until all have ended. Gives the
   // virtual time from there to the end of the last one. Rethrows the first error by rank; TransportError if

@@ -376,9 +376,13 @@ TEST(Aging, ARankThatWaitsAndRanksThatHoldDoNotWaitForEachOther) {
 }
 
 Task<void> computes(Comm comm, int& ran) {
-  auto work = [&ran] { ++ran; };
-  co_await comm.compute(work, 0.25);
+  auto work = [&ran] {
+    ++ran;
+    return 0.25;
+  };
+  auto free_work = [&ran] { ++ran; };
   co_await comm.compute(work);
+  co_await comm.compute(free_work);
 }
 
 TEST(Compute, RunsInlineAndCostsVirtualTime) {

@@ -28,7 +28,7 @@ DEPTH = {folder: depth for depth, row in enumerate(LAYERS) for folder in row}
 PUBLIC = {
     "base": ["arena.h", "clock.h", "config.h", "dtype.h", "error.h", "executor.h", "function_ref.h", "identity.h",
              "inline_function.h", "pollable.h", "random.h", "task.h"],
-    "transports": ["comm.h", "transport.h"],
+    "transports": ["comm.h", "kernel_costs.h", "transport.h"],
     "collectives": ["collective.h", "sparse.h"],
     "engine": ["engine.h", "trace.h"],
     "world": ["weft.h", "world.h"],

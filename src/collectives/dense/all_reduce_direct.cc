@@ -26,6 +26,7 @@ Task<void> fold_in_rank_order(Comm comm, Dense own, Dense prefix, Reduction redu
     co_await comm.recv(0, kOffers, prefix);
     for (int source = 1; source < me; ++source) co_await comm.recv_fold(source, kOffers, prefix, reduction);
     fold_into(own, prefix.bytes(), reduction);
+    co_await comm.charge(comm.kernels().fold(own.dtype) * static_cast<double>(own.size_bytes()));
   }
   for (int source = me + 1; source < comm.size(); ++source)
     co_await comm.recv_fold(source, kOffers, own, reduction);

@@ -46,7 +46,8 @@ Task<void> exchange_and_fold(Comm comm, Swap swap, Dense mine, Dense into) {
   for (std::int64_t i = 0; i < left.size(); ++i) {
     a = left[i];
     b = sum[i];
-    Transfer received = comm.recv_with(swap.partner, swap.hop, b.size_bytes(), fold);
+    Transfer received =
+        comm.recv_with(swap.partner, swap.hop, b.size_bytes(), fold, comm.kernels().fold(mine.dtype));
     sends.add(comm.send(swap.partner, swap.hop, left[i].bytes()));
     co_await received;
   }

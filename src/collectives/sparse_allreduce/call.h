@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/entries.h"
 #include "base/large_vector.h"
 #include "kernels/select.h"
 #include "patterns/deal.h"
+#include "weft/kernel_costs.h"
 #include "weft/sparse.h"
 #include "wire/codec.h"
 
@@ -48,6 +50,7 @@ struct SparseWork {
   std::vector<std::vector<std::uint32_t>> touched;  // of each block: where something arrived, sorted
   std::vector<Entries> lists;                       // of each rank: what came from it
   std::vector<float> errors;
+  double spent = 0;  // virtual seconds of what was computed since somebody took them (SparseCall::spent)
 };
 
 struct SparseResult::Contents {
@@ -76,6 +79,30 @@ struct SparseCall {
   int threads = 1;
 
   StagedStep step() const { return {gradient, work->residual, work->staged}; }
+
+  // Whoever calls a kernel notes what it costs in virtual time, by the sizes that it met; the computation in
+  // which that happens, or the next one, takes it all with it: `return call.spent();`.
+  const KernelCosts* kernels = nullptr;
+  void spend(double cost, std::size_t count) const { work->spent += cost * static_cast<double>(count); }
+  void spend_encoding(std::size_t entries) const {
+    spend(kernels->encode_entry[static_cast<std::size_t>(codec)], entries);
+  }
+  void spend_decoding(std::size_t entries) const {
+    spend(kernels->decode_entry[static_cast<std::size_t>(codec)], entries);
+  }
+  void spend_selection() const {  // of an estimate of thresholds, and of the pass
+    spend(kernels->sample_element, static_cast<std::size_t>(work->candidates.sampled));
+    spend_pass();
+  }
+  void spend_pass() const { spend(kernels->scan_element / threads, gradient.size()); }
+  void spend_cut(int block, std::int64_t length) const {  // REQUIRES: before it
+    const BlockCandidates& found = work->candidates.blocks[static_cast<std::size_t>(block)];
+    if (found.complete)
+      spend(kernels->cut_candidate, found.count);
+    else
+      spend(kernels->read_element, static_cast<std::size_t>(length));
+  }
+  double spent() const { return std::exchange(work->spent, 0.0); }
 };
 
 // Adds the wall time of its life to a total: selection is reported apart from the wire.

@@ -32,6 +32,8 @@ void add_residual(const SparseCall& call, std::vector<float>& sum) {
   sum.assign(call.gradient.begin(), call.gradient.end());
   const std::span<const float> residual = call.work->residual;
   for (std::size_t i = 0; i < residual.size(); ++i) sum[i] += residual[i];
+  call.spend(call.kernels->copy_byte, call.gradient.size_bytes());
+  call.spend(call.kernels->add_element, residual.size());
 }
 
 Task<void> reduce(Comm comm, SparseCall call, Dense data) {
@@ -61,12 +63,17 @@ Task<void> sparse_dense(Comm comm, SparseCall call) {
   auto add = [&] {
     const Stopwatch watch(call.result->select_seconds);
     add_residual(call, sum);
+    return call.spent();
   };
   co_await comm.compute(add);
   // Step 2
   const Dense data(std::span<float>{sum});
   co_await reduce(comm, call, data);
-  auto check = [&] { call.result->finite = all_finite(sum); };
+  auto check = [&] {
+    call.result->finite = all_finite(sum);
+    call.spend(call.kernels->check_element, sum.size());
+    return call.spent();
+  };
   co_await comm.compute(check);
 }
 
@@ -78,12 +85,15 @@ Task<void> sparse_dense_bf16(Comm comm, SparseCall call) {
   auto round = [&] {
     const Stopwatch watch(call.result->select_seconds);
     add_residual(call, sum);
+    call.spend(call.kernels->check_element + call.kernels->round_element + call.kernels->narrow_element,
+               sum.size());
     if (!all_finite(sum)) {  // and must stay so: round_to_bfloat16 would make infinity a number
       std::transform(sum.begin(), sum.end(), rounded.begin(), to_bfloat16);
-      return;
+      return call.spent();
     }
     wire::round_to_bfloat16(sum, std::span<float>(call.work->staged));
     std::transform(sum.begin(), sum.end(), rounded.begin(), upper_half);
+    return call.spent();
   };
   co_await comm.compute(round);
   // Step 2
@@ -92,6 +102,8 @@ Task<void> sparse_dense_bf16(Comm comm, SparseCall call) {
   auto widen = [&] {
     std::transform(rounded.begin(), rounded.end(), sum.begin(), [](bfloat16 x) { return to_float(x); });
     call.result->finite = all_finite(sum);
+    call.spend(call.kernels->widen_element + call.kernels->check_element, sum.size());
+    return call.spent();
   };
   co_await comm.compute(widen);
 }

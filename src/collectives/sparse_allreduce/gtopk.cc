@@ -33,6 +33,7 @@ struct TreeStep : WholeStep {
     round(list);
     outgoing.clear();
     wire::encode(call.codec, non_finite ? EntriesView{} : list.view(), length(), non_finite, outgoing);
+    call.spend_encoding(list.size());
   }
   void count_sent() {
     call.result->entries_sent += non_finite ? 0 : list.size();
@@ -42,11 +43,14 @@ struct TreeStep : WholeStep {
     BagReader bag(call.codec, incoming, peer);
     bag.next(length(), call.k, into, non_finite);
     bag.end();
+    call.spend_decoding(into.size());
   }
   void add(int peer) {
     const Stopwatch watch(call.result->select_seconds);
     decode(peer, theirs);
     merge_add(list, theirs, sum);
+    call.spend(call.kernels->merge_entry, list.size() + theirs.size());
+    call.spend(call.kernels->keep_entry, sum.size());
     std::swap(list, sum);
     Entries discards;
     keep_largest(list, call.k, discards);
@@ -65,7 +69,10 @@ Task<void> climb(Comm comm, TreeStep& step, std::size_t limit) {
   std::uint32_t hop = 0;
   for (int gap = 1; gap < comm.size(); gap *= 2, ++hop) {
     if (scatter_receives(comm.rank(), gap)) {
-      auto code = [&step] { step.code(); };
+      auto code = [&step] {
+        step.code();
+        return step.call.spent();
+      };
       co_await comm.compute(code);
       step.count_sent();
       co_await send_message(comm, comm.rank() - gap, hop, step.outgoing);
@@ -74,7 +81,10 @@ Task<void> climb(Comm comm, TreeStep& step, std::size_t limit) {
     if (!scatter_sends(comm.rank(), gap, comm.size())) continue;
     const int child = comm.rank() + gap;
     co_await recv_message(comm, child, hop, step.incoming, limit);
-    auto add = [&step, child] { step.add(child); };
+    auto add = [&step, child] {
+      step.add(child);
+      return step.call.spent();
+    };
     co_await comm.compute(add);
   }
 }
@@ -84,7 +94,10 @@ Task<void> descend(Comm comm, TreeStep& step, std::size_t limit) {
   TransferQueue sends(comm);
   const int levels = log2_ceil(comm.size());
   if (comm.rank() == 0) {
-    auto code = [&step] { step.code(); };
+    auto code = [&step] {
+      step.code();
+      return step.call.spent();
+    };
     co_await comm.compute(code);
   }
   for (int level = levels - 1; level >= 0; --level) {
@@ -93,7 +106,10 @@ Task<void> descend(Comm comm, TreeStep& step, std::size_t limit) {
     if (scatter_receives(comm.rank(), gap)) {
       const int parent = comm.rank() - gap;
       co_await recv_message(comm, parent, hop, step.incoming, limit);
-      auto decode = [&step, parent] { step.decode(parent, step.list); };
+      auto decode = [&step, parent] {
+        step.decode(parent, step.list);
+        return step.call.spent();
+      };
       co_await comm.compute(decode);
       step.outgoing.swap(step.incoming);  // passed on as it came
     } else if (scatter_sends(comm.rank(), gap, comm.size())) {
@@ -113,6 +129,8 @@ Task<void> gtopk(Comm comm, SparseCall call) {
     step.select();
     step.round(step.selected());
     step.list = step.selected();
+    step.call.spend(step.call.kernels->move_entry, step.list.size());
+    return step.call.spent();
   };
   co_await comm.compute(select);
   const std::size_t limit = wire::max_encoded_bytes(call.codec, call.k, step.length());
@@ -123,7 +141,9 @@ Task<void> gtopk(Comm comm, SparseCall call) {
   if (step.non_finite) co_return;
   auto settle = [&step] {
     step.result() = step.list;
+    step.call.spend(step.call.kernels->move_entry, step.list.size());
     step.settle();
+    return step.call.spent();
   };
   co_await comm.compute(settle);
 }

@@ -34,6 +34,7 @@ std::vector<std::vector<std::byte>> code_all(const SparseCall& call, const ListE
     wire::encode(call.codec, list, exchange.sent[j].length, exchange.non_finite, bytes[j]);
     call.result->entries_sent += list.size();
     call.result->entry_bytes_sent += bytes[j].size();
+    call.spend_encoding(list.size());
   }
   return bytes;
 }
@@ -54,6 +55,8 @@ Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather) {
     wire::encode(call.codec, gather.lists[list_at(0)], gather.bounds[list_at(0)].length, gather.non_finite,
                  held);
     ends.push_back(held.size());
+    call.spend_encoding(gather.lists[list_at(0)].size());
+    return call.spent();
   };
   co_await comm.compute(code);
   std::vector<std::byte> incoming;
@@ -73,10 +76,13 @@ Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather) {
       for (int i = 0; i < hop.count; ++i) {
         const std::size_t r = list_at(hop.received + i);
         bag.next(gather.bounds[r].length, gather.bounds[r].max_count, gather.lists[r], gather.non_finite);
+        call.spend_decoding(gather.lists[r].size());
         ends.push_back(held.size() + incoming.size() - bag.rest().size());
       }
       bag.end();
       held.insert(held.end(), incoming.begin(), incoming.end());
+      call.spend(call.kernels->copy_byte, incoming.size());
+      return call.spent();
     };
     co_await comm.compute(decode);
   }
@@ -88,6 +94,7 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
   auto code = [&] {
     const Stopwatch watch(call.result->select_seconds);
     outgoing = code_all(call, exchange, comm.rank());
+    return call.spent();
   };
   co_await comm.compute(code);
   TransferQueue sends(comm);
@@ -104,8 +111,8 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
     const auto hop = static_cast<std::uint32_t>(distance - 1);
     if (comes(distance)) {
       const std::size_t limit = limit_of(call, exchange.received[source(distance)]);
-      firsts.add(
-          comm.recv_with(comm.before(distance), hop, std::min(piece, limit), arriving[source(distance)]));
+      firsts.add(comm.recv_with(comm.before(distance), hop, std::min(piece, limit),
+                                arriving[source(distance)], comm.kernels().copy_byte));
     }
     const auto to = static_cast<std::size_t>(comm.after(distance));
     if (exchange.sent[to].length != ListBounds::kNone)
@@ -127,7 +134,7 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
     for (std::size_t last = message.bytes.size(); last == piece;) {
       const std::size_t before = message.bytes.size();
       Transfer more = comm.recv_with(static_cast<int>(from), static_cast<std::uint32_t>(distance - 1),
-                                     std::min(piece, limit - before), message);
+                                     std::min(piece, limit - before), message, comm.kernels().copy_byte);
       co_await more;
       last = message.bytes.size() - before;
     }
@@ -137,6 +144,8 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
                exchange.non_finite);
       bag.end();
       message.bytes = {};
+      call.spend_decoding(exchange.incoming[from].size());
+      return call.spent();
     };
     co_await comm.compute(decode);
   }
@@ -195,6 +204,10 @@ bool sum_lists(std::span<const Entries> lists, std::int64_t length, Entries& out
   }
   out.resize(count);
   return largest < kInfinityKey;
+}
+
+void spend_sum(const SparseCall& call, std::span<const Entries> lists) {
+  for (const Entries& list : lists) call.spend(call.kernels->sum_entry, list.size());
 }
 
 }  // namespace weft

@@ -50,5 +50,7 @@ Task<void> gather_numbers(Comm comm, const SparseCall& call, std::vector<std::in
 // The sum of lists of a block of `length` elements, added in the order of the lists whatever they overlap:
 // out[i] = ((x0 + x1) + x2) + ...; sums of zero are left out. False if one is not finite.
 bool sum_lists(std::span<const Entries> lists, std::int64_t length, Entries& out);
+// And what that costs in virtual time.
+void spend_sum(const SparseCall& call, std::span<const Entries> lists);
 
 }  // namespace weft

@@ -28,7 +28,8 @@ Task<void> recv_message(Comm comm, int from, std::uint32_t hop, std::vector<std:
     incoming.insert(incoming.end(), bytes.begin(), bytes.end());
   };
   for (std::size_t before = 0;; before = incoming.size()) {
-    Transfer part = comm.recv_with(from, hop, std::min(piece, limit - before), append);
+    Transfer part =
+        comm.recv_with(from, hop, std::min(piece, limit - before), append, comm.kernels().copy_byte);
     co_await part;
     if (incoming.size() - before < piece) co_return;
   }

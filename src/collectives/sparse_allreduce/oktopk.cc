@@ -66,7 +66,11 @@ Task<void> gather_kept(Comm comm, OkStep& step) {
   }
   const Balance balance(counts, step.next);
   ListExchange exchange(step.size);
-  auto part = [&] { exchange = balancing(step, balance); };
+  auto part = [&] {
+    exchange = balancing(step, balance);
+    step.call.spend(step.call.kernels->move_entry, step.kept.size());
+    return step.call.spent();
+  };
   co_await comm.compute(part);
   auto hop = static_cast<std::uint32_t>(log2_ceil(step.size));
   co_await exchange_lists(comm.hops_from(hop), step.call, exchange);
@@ -82,13 +86,19 @@ Task<void> gather_kept(Comm comm, OkStep& step) {
   auto join = [&] {
     Entries mine;
     append_lists(exchange.incoming, step.next.regions, mine);
+    step.call.spend(2 * step.call.kernels->move_entry, mine.size());
     for (std::uint32_t& i : mine.indices) i -= static_cast<std::uint32_t>(bases[step.me]);
     gather.lists[step.me] = std::move(mine);
+    return step.call.spent();
   };
   co_await comm.compute(join);
   co_await gather_lists(comm.hops_from(hop), step.call, gather);
   step.non_finite = gather.non_finite;
-  auto finish = [&] { append_lists(gather.lists, bases, step.result()); };
+  auto finish = [&] {
+    append_lists(gather.lists, bases, step.result());
+    step.call.spend(step.call.kernels->move_entry, step.result().size());
+    return step.call.spent();
+  };
   co_await comm.compute(finish);
   const std::int64_t total = balance.total();
   if (4 * total < 3 * step.call.k) step.next.global /= 1.008F;
@@ -106,7 +116,10 @@ Task<void> gather_sums(Comm comm, OkStep& step) {
   co_await gather_lists(comm, step.call, gather);
   step.non_finite = gather.non_finite;
   if (step.non_finite) co_return;
-  auto finish = [&] { step.finish_evaluation(gather.lists); };
+  auto finish = [&] {
+    step.finish_evaluation(gather.lists);
+    return step.call.spent();
+  };
   co_await comm.compute(finish);
 }
 
@@ -131,7 +144,10 @@ Task<void> agree_on_regions(Comm comm, OkStep& step) {
 Task<void> oktopk(Comm comm, SparseCall call) {
   OkStep step(comm, call);
   // Step 1
-  auto select = [&step] { step.select_local(); };
+  auto select = [&step] {
+    step.select_local();
+    return step.call.spent();
+  };
   co_await comm.compute(select);
   // Step 2
   std::uint32_t hop = 0;
@@ -141,17 +157,26 @@ Task<void> oktopk(Comm comm, SparseCall call) {
     hop += static_cast<std::uint32_t>(2 * comm.size());
   }
   // Step 3
-  auto split = [&step] { step.split(); };
+  auto split = [&step] {
+    step.split();
+    return step.call.spent();
+  };
   co_await comm.compute(split);
   co_await exchange_lists(comm.hops_from(hop), call, step.exchange);
   hop += static_cast<std::uint32_t>(comm.size() - 1);
-  auto add = [&step] { step.add(); };
+  auto add = [&step] {
+    step.add();
+    return step.call.spent();
+  };
   co_await comm.compute(add);
   // Steps 4 to 6
   if (step.evaluate_global) {
     co_await gather_sums(comm.hops_from(hop), step);
   } else {
-    auto filter = [&step] { step.filter(); };
+    auto filter = [&step] {
+      step.filter();
+      return step.call.spent();
+    };
     co_await comm.compute(filter);
     co_await gather_kept(comm.hops_from(hop), step);
   }
@@ -161,6 +186,7 @@ Task<void> oktopk(Comm comm, SparseCall call) {
   auto settle = [&step] {
     step.keep_what_was_dropped();
     step.settle();
+    return step.call.spent();
   };
   co_await comm.compute(settle);
 }

@@ -58,8 +58,10 @@ void OkStep::select_local() {
   found.threshold = bar;
   found.quota = call.k;
   non_finite = !accumulate(call.step(), whole, work.candidates, call.threads).finite;
+  call.spend_pass();
   if (non_finite) return;
   if (!found.complete || far_off(static_cast<std::int64_t>(found.count))) {
+    call.spend_cut(0, length());
     non_finite = !cut(work.staged, whole, 0, call.k, work.candidates, selected());
     next.local = least_magnitude(selected());
     return round(selected());
@@ -78,6 +80,7 @@ void OkStep::select_local() {
     if (magnitude_key(work.staged[i]) < bar) continue;
     selected().push_back(i, std::exchange(work.staged[i], 0.0F));
   }
+  call.spend(call.kernels->scatter_entry, found.count);
   if (3 * count < 2 * call.k) next.local /= 1.012F;
   if (4 * count > 5 * call.k) next.local *= 1.012F;
   round(selected());
@@ -105,6 +108,7 @@ void OkStep::split() {
     }
     exchange.sent[j] = {.length = region_length(j), .max_count = region_length(j)};
   }
+  call.spend(call.kernels->move_entry, all.size());
   exchange.received.assign(static_cast<std::size_t>(size), exchange.sent[me]);
   exchange.incoming = call.work->lists;
   exchange.incoming[me] = exchange.outgoing[me];
@@ -113,6 +117,7 @@ void OkStep::split() {
 
 void OkStep::add() {
   non_finite |= exchange.non_finite || !sum_lists(exchange.incoming, region_length(me), sums);
+  spend_sum(call, exchange.incoming);
   if (non_finite || call.codec != wire::SparseCodec::packed_bf16) return;
   Entries shifted = sums;
   for (std::uint32_t& i : shifted.indices) i += static_cast<std::uint32_t>(next.regions[me]);
@@ -123,6 +128,7 @@ void OkStep::add() {
 void OkStep::filter() {
   const Stopwatch watch(call.result->select_seconds);
   const std::uint32_t bar = magnitude_key(next.global);
+  call.spend(call.kernels->move_entry, sums.size());
   for (std::size_t i = 0; i < sums.size(); ++i) {
     if (magnitude_key(sums.values[i]) >= bar) kept.push_back(sums.indices[i], sums.values[i]);
   }
@@ -132,6 +138,7 @@ void OkStep::finish_evaluation(std::span<const Entries> all_sums) {
   const Stopwatch watch(call.result->select_seconds);
   Entries& out = result();
   append_lists(all_sums, next.regions, out);
+  call.spend(call.kernels->move_entry + call.kernels->keep_entry, out.size());
   Entries discards;
   keep_largest(out, call.k, discards);
   next.global = least_magnitude(out);
@@ -142,6 +149,7 @@ void OkStep::keep_what_was_dropped() {
   const auto base = static_cast<std::uint32_t>(next.regions[me]);
   const std::vector<std::uint32_t>& in_result = result().indices;
   auto at = in_result.begin();
+  call.spend(call.kernels->unite_index, sums.size() + in_result.size());
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::uint32_t index = sums.indices[i] + base;
     at = std::lower_bound(at, in_result.end(), index);

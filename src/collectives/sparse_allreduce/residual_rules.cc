@@ -67,6 +67,8 @@ void apply_residual_rule(const SparseCall& call, const Deal& deal, int block, En
     add(local);
   }
   for (std::size_t i = count - std::min(count, kAhead); i < count; ++i) settle(ahead[i % kAhead]);
+  call.spend(call.kernels->settle_place, count);
+  call.spend(call.kernels->unite_index, selected.size() + touched.size() - count);
 }
 
 }  // namespace weft

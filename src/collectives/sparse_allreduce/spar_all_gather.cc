@@ -27,6 +27,7 @@ namespace {
 // Keeps the largest of what `sharers` ranks have added up alike.
 void settle(SparStep& step, int sharers, int mine) {
   Entries discards;
+  step.call.spend(step.call.kernels->keep_entry, step.own.size());
   keep_largest(step.own, step.quota_of(step.position), discards);
   // Finite values may overflow as they are added up; all sharers see the same sums.
   step.non_finite |=
@@ -48,6 +49,7 @@ Task<void> spar_all_gather_recursive(Comm comm, SparStep& step) {
     step.outgoing.clear();
     step.code(step.own, step.position, step.outgoing);
     step.call.result->entries_sent += step.own.size();
+    co_await comm.charge(step.call.spent());
     co_await step.exchange(comm, route, step.limit_of(quota, step.position));
     // Step 2
     auto add = [&step, partner, peer, gap, quota] {
@@ -61,7 +63,10 @@ Task<void> spar_all_gather_recursive(Comm comm, SparStep& step) {
         merge_add(theirs, mine, step.own);
       else
         merge_add(mine, theirs, step.own);
+      step.call.spend_decoding(theirs.size());
+      step.call.spend(step.call.kernels->merge_entry, mine.size() + theirs.size());
       settle(step, 2 * gap, step.team % (2 * gap));
+      return step.call.spent();
     };
     co_await comm.compute(add);
   }
@@ -74,6 +79,7 @@ Task<void> spar_all_gather_bruck(Comm comm, SparStep& step) {
   std::vector<std::size_t> entries_of(static_cast<std::size_t>(teams));
   entries_of[static_cast<std::size_t>(step.team)] = step.own.size();
   step.code(step.own, step.position, coded[static_cast<std::size_t>(step.team)]);
+  co_await comm.charge(step.call.spent());
   // Step 1
   for (const Hop& hop : gather_hops(teams)) {
     const BagRoute route{.to = step.rank_of((step.team - hop.gap + teams) % teams, step.position),
@@ -96,8 +102,10 @@ Task<void> spar_all_gather_bruck(Comm comm, SparStep& step) {
       const auto received = static_cast<std::size_t>((step.team + hop.received + i) % teams);
       coded[received].assign(used.begin(), used.end());
       entries_of[received] = entries.size();
+      step.call.spend_decoding(entries.size());
     }
     bag.end();
+    co_await comm.charge(step.call.spent());
   }
   // Step 2
   auto add = [&step, &coded, teams, quota] {
@@ -108,6 +116,8 @@ Task<void> spar_all_gather_bruck(Comm comm, SparStep& step) {
       BagReader bag(step.call.codec, coded[static_cast<std::size_t>(t)], step.rank_of(t, step.position));
       bag.next(step.length_of(step.position), quota, list, step.non_finite);
       merge_add(sum, list, next);
+      step.call.spend_decoding(list.size());
+      step.call.spend(step.call.kernels->merge_entry, sum.size() + list.size());
       std::swap(sum, next);
     }
     SparseWork& work = *step.call.work;
@@ -115,6 +125,7 @@ Task<void> spar_all_gather_bruck(Comm comm, SparStep& step) {
         next_team_quota(work.next_team_quota, static_cast<std::int64_t>(sum.size()), quota, teams);
     step.own = std::move(sum);
     settle(step, teams, step.team);
+    return step.call.spent();
   };
   co_await comm.compute(add);
 }

@@ -27,6 +27,7 @@ void cut_block(SparStep& step, int block, std::int64_t quota) {
   selected.clear();
   if (step.non_finite) return;
   SparseWork& work = *step.call.work;
+  step.call.spend_cut(block, step.length_of(block));
   step.non_finite |= !cut(work.staged, step.deal, block, quota, work.candidates, selected);
 }
 
@@ -40,10 +41,18 @@ void cut_bag(SparStep& step, const Hop& hop) {
     if (step.call.codec == wire::SparseCodec::packed_bf16) {
       wire::round_to_bfloat16(selected.values, errors);
       scatter_add({selected.indices, errors}, step.deal, block, step.call.work->staged);
+      step.call.spend(step.call.kernels->round_element + step.call.kernels->scatter_entry, selected.size());
     }
     step.code(selected, block, step.outgoing);
     step.call.result->entries_sent += selected.size();
   }
+}
+
+void spend_arrival(const SparStep& step, int block, std::size_t entries) {
+  const SparseCall& call = step.call;
+  call.spend_decoding(entries);
+  call.spend(call.kernels->scatter_entry, entries);
+  call.spend(call.kernels->unite_index, call.work->candidates.blocks[static_cast<std::size_t>(block)].count);
 }
 
 void add_bag(SparStep& step, const Hop& hop, int peer) {
@@ -54,6 +63,7 @@ void add_bag(SparStep& step, const Hop& hop, int peer) {
     bag.next(step.length_of(block), step.quota_of(block), entries, step.non_finite);
     scatter_add(entries, step.deal, block, step.call.work->staged);
     arrived(entries.indices, block, step.call.work->candidates);
+    spend_arrival(step, block, entries.size());
     step.touch(block, entries.indices);
   }
   bag.end();
@@ -75,10 +85,14 @@ Task<void> spar_reduce_scatter(Comm comm, SparStep& step) {
     auto prepare = [&step, &hop] {
       const Stopwatch watch(step.call.result->select_seconds);
       cut_bag(step, hop);
+      return step.call.spent();
     };
     co_await comm.compute(prepare);
     co_await step.exchange(comm, route, limit);
-    auto absorb = [&step, &hop, &route] { add_bag(step, hop, route.from); };
+    auto absorb = [&step, &hop, &route] {
+      add_bag(step, hop, route.from);
+      return step.call.spent();
+    };
     co_await comm.compute(absorb);
   }
   // Step 2
@@ -87,6 +101,8 @@ Task<void> spar_reduce_scatter(Comm comm, SparStep& step) {
     cut_block(step, step.position, own_quota(step));
     step.own = step.call.work->selected[static_cast<std::size_t>(step.position)];
     step.round(step.own, 1, 0);
+    step.call.spend(step.call.kernels->move_entry, step.own.size());
+    return step.call.spent();
   };
   co_await comm.compute(finish);
 }

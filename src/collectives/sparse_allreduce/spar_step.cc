@@ -24,6 +24,7 @@ SparStep::SparStep(const Comm& comm, const SparseCall& c)
 void SparStep::touch(int block, std::span<const std::uint32_t> indices) {
   std::vector<std::uint32_t>& all = call.work->touched[static_cast<std::size_t>(block)];
   scratch.resize(all.size() + indices.size());
+  call.spend(call.kernels->unite_index, scratch.size());
   const auto end = std::set_union(all.begin(), all.end(), indices.begin(), indices.end(), scratch.begin());
   scratch.erase(end, scratch.end());
   all.swap(scratch);
@@ -37,17 +38,21 @@ void SparStep::keep_share(EntriesView entries, int sharers, int mine) {
     if (falls_to_me && entries.values[i] != 0) share.push_back(entries.indices[i], entries.values[i]);
   }
   scatter_add(share, deal, position, call.work->staged);
+  call.spend(call.kernels->move_entry, entries.size());
+  call.spend(call.kernels->scatter_entry, share.size());
   touch(position, share.indices);
 }
 
 void SparStep::round(Entries& entries, int sharers, int mine) {
   if (call.codec != wire::SparseCodec::packed_bf16) return;
   wire::round_to_bfloat16(entries.values, call.work->errors);
+  call.spend(call.kernels->round_element, entries.size());
   keep_share({entries.indices, call.work->errors}, sharers, mine);
 }
 
 void SparStep::code(EntriesView entries, int block, std::vector<std::byte>& into) {
   wire::encode(call.codec, non_finite ? EntriesView{} : entries, length_of(block), non_finite, into);
+  call.spend_encoding(entries.size());
 }
 
 TeamQuota next_team_quota(TeamQuota now, std::int64_t union_size, std::int64_t quota, int teams) {

@@ -26,6 +26,9 @@ Task<void> gather_blocks(Comm comm, SparStep& step) {
                step.length_of(step.position), step.non_finite, coded[own]);
   entries[own] = step.own.size();
   step.call.result->blocks[own] = step.own;
+  step.call.spend_encoding(step.own.size());
+  step.call.spend(step.call.kernels->move_entry, step.own.size());
+  co_await comm.charge(step.call.spent());
   for (const Hop& hop : gather_hops(m)) {
     const BagRoute route{.to = step.rank_of(step.team, step.position - hop.gap),
                          .from = step.rank_of(step.team, step.position + hop.gap),
@@ -50,8 +53,11 @@ Task<void> gather_blocks(Comm comm, SparStep& step) {
         const auto used = before.first(before.size() - bag.rest().size());
         coded[b].assign(used.begin(), used.end());
         entries[b] = step.call.result->blocks[b].size();
+        step.call.spend_decoding(entries[b]);
+        step.call.spend(step.call.kernels->copy_byte, used.size());
       }
       bag.end();
+      return step.call.spent();
     };
     co_await comm.compute(decode);
   }
@@ -80,6 +86,8 @@ Task<void> spardl(Comm comm, SparseCall call) {
     const Stopwatch watch(call.result->select_seconds);
     estimate_thresholds(call.step(), step.deal, step.quotas, work.candidates);
     step.non_finite = !accumulate(call.step(), step.deal, work.candidates, call.threads).finite;
+    call.spend_selection();
+    return call.spent();
   };
   co_await comm.compute(accumulate_all);
   // Step 2
@@ -104,6 +112,7 @@ Task<void> spardl(Comm comm, SparseCall call) {
       const auto i = static_cast<std::size_t>(b);
       apply_residual_rule(call, step.deal, b, work.selected[i], work.touched[i], call.result->blocks[i]);
     }
+    return call.spent();
   };
   co_await comm.compute(settle);
 }

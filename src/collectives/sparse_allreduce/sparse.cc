@@ -64,6 +64,7 @@ SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseStat
   call.blocks = blocks_of(options.blocks);
   call.residual = options.residual;
   call.threads = options.threads;
+  call.kernels = &comm.kernels();
   choose_gather(comm, options, call);
   return call;
 }
@@ -187,6 +188,7 @@ Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseS
   const SparseCall call = checked(comm, gradient, state, result, options);
   declare(comm, row, call);
   call.work->has_staged = false;
+  call.work->spent = 0;
   call.work->staged.resize(row.lossless ? 0 : gradient.size());
   call.work->next_thresholds = call.work->thresholds;
   call.work->next_team_quota = call.work->team_quota;

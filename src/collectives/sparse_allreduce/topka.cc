@@ -26,6 +26,8 @@ Task<void> topka(Comm comm, SparseCall call) {
     step.round(step.selected());
     gather.non_finite = step.non_finite;
     gather.lists[static_cast<std::size_t>(comm.rank())] = step.selected();
+    call.spend(call.kernels->move_entry, step.selected().size());
+    return call.spent();
   };
   co_await comm.compute(select);
   // Step 2
@@ -33,7 +35,9 @@ Task<void> topka(Comm comm, SparseCall call) {
   // Step 3
   auto add = [&] {
     call.result->finite = !gather.non_finite && sum_lists(gather.lists, step.length(), step.result());
+    spend_sum(call, gather.lists);
     if (call.result->finite) step.settle();
+    return call.spent();
   };
   co_await comm.compute(add);
 }

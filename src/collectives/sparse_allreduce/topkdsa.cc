@@ -67,16 +67,19 @@ struct RegionStep : WholeStep {
     }
     exchange.non_finite = non_finite;
     exchange.incoming[me] = exchange.outgoing[me];
+    call.spend(call.kernels->move_entry, all.size());
   }
   // The end of step 2: the own region's sum, as it will be sent.
   void add() {
     Entries& sum = call.result->blocks[me];
     non_finite |= exchange.non_finite || !sum_lists(exchange.incoming, regions.count(rank()), sum);
+    spend_sum(call, exchange.incoming);
     if (non_finite || call.codec != wire::SparseCodec::packed_bf16) return;
     std::vector<float>& errors = call.work->errors;
     wire::round_to_bfloat16(sum.values, errors);
     scatter_add({sum.indices, errors}, regions, rank(), call.work->staged);
     call.work->touched[me] = sum.indices;
+    call.spend(call.kernels->round_element + call.kernels->scatter_entry, sum.size());
   }
   std::int64_t coded_size() const {
     if (non_finite) return kNotFinite;
@@ -144,6 +147,8 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
       else
         floats[at] = own.values[i];
     }
+    call.spend(call.kernels->scatter_entry, own.size());
+    return call.spent();
   };
   co_await comm.compute(spread);
   const Dense data(laid.data(), static_cast<std::int64_t>(n), step.dense_type());
@@ -167,6 +172,8 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
     }
     call.result->is_dense = true;
     for (Entries& block : call.result->blocks) block.clear();
+    call.spend(call.kernels->widen_element, n);
+    return call.spent();
   };
   co_await comm.compute(place);
 }
@@ -176,11 +183,17 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
 Task<void> topkdsa(Comm comm, SparseCall call) {
   RegionStep step(comm, call);
   // Step 1
-  auto split = [&step] { step.split(); };
+  auto split = [&step] {
+    step.split();
+    return step.call.spent();
+  };
   co_await comm.compute(split);
   // Step 2
   co_await exchange_lists(comm, call, step.exchange);
-  auto add = [&step] { step.add(); };
+  auto add = [&step] {
+    step.add();
+    return step.call.spent();
+  };
   co_await comm.compute(add);
   // Step 3
   auto hop = static_cast<std::uint32_t>(comm.size() - 1);
@@ -202,7 +215,10 @@ Task<void> topkdsa(Comm comm, SparseCall call) {
   else
     co_await gather_dense(comm.hops_from(hop), step);
   // Step 5
-  auto settle = [&step] { step.settle_regions(); };
+  auto settle = [&step] {
+    step.settle_regions();
+    return step.call.spent();
+  };
   co_await comm.compute(settle);
 }
 

@@ -23,19 +23,24 @@ void WholeStep::select() {
   non_finite = !select_topk(call.step(), whole, quota, work.candidates, std::span(work.selected).first(1),
                             call.threads)
                     .finite;
-  if (non_finite) selected().clear();
+  call.spend_selection();
+  if (non_finite) return selected().clear();
+  call.spend_cut(0, length());
 }
 
 void WholeStep::round(Entries& entries) {
   if (call.codec != wire::SparseCodec::packed_bf16) return;
   std::vector<float>& errors = call.work->errors;
   wire::round_to_bfloat16(entries.values, errors);
+  call.spend(call.kernels->round_element, entries.size());
   keep({entries.indices, errors});
 }
 
 void WholeStep::keep(EntriesView entries) {
   scatter_add(entries, whole, 0, call.work->staged);
   std::vector<std::uint32_t>& touched = call.work->touched[0];
+  call.spend(call.kernels->scatter_entry, entries.size());
+  call.spend(call.kernels->unite_index, touched.size() + entries.size());
   std::vector<std::uint32_t> all(touched.size() + entries.size());
   const auto end = std::set_union(touched.begin(), touched.end(), entries.indices.begin(),
                                   entries.indices.end(), all.begin());
