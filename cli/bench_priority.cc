@@ -30,6 +30,7 @@ std::vector<double> all_to_alls(const BenchRank& rank, const Case& c, int iterat
   SubmitOptions options;
   options.name = "tokens";
   options.traffic = traffic;
+  options.holds = traffic == TrafficClass::blocking;
   for (int i = -kWarmUp; i < iterations; ++i) {
     work.refill();
     rank.world.barrier();
@@ -82,6 +83,7 @@ std::vector<double> simulated(const BenchOptions& options, const Case& c, bool l
   options_of_sleep.name = "gap";
   tokens.name = "tokens";
   tokens.traffic = priority ? TrafficClass::blocking : kNoPriority;
+  tokens.holds = priority;
   for (int i = -kWarmUp; i < (options.iterations > 0 ? options.iterations : kIterations); ++i) {
     for (Workload& w : work) w.refill();
     ranks.run(options_of_sleep, [&](Comm comm, int) { return sleep(comm, gap(i)); });

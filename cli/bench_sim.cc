@@ -33,6 +33,7 @@ Measurement measure(const BenchOptions& options, const Case& c, std::vector<Trac
   SubmitOptions submit;
   submit.name = name_of(c.family);
   submit.traffic = c.family == Family::all_to_all ? TrafficClass::blocking : TrafficClass::gradient;
+  submit.holds = c.family == Family::all_to_all;
   submit.slot = c.slot;
   const int iterations = options.iterations > 0 ? options.iterations : 1;
   for (int i = 0; i < iterations; ++i) {

@@ -50,6 +50,7 @@ class CaseRun {
     SubmitOptions options;
     options.name = name_of(case_.family);
     options.traffic = case_.family == Family::all_to_all ? TrafficClass::blocking : TrafficClass::gradient;
+    options.holds = case_.family == Family::all_to_all;
     options.slot = case_.slot;
     options.step = step_++;
     const Time start = clock_.now();

@@ -231,9 +231,8 @@ class Comm {
   // The same operation with its hops counted from `base` on: for an algorithm that is made of two.
   Comm hops_from(std::uint32_t base) const { return {*endpoint_, group_, operation_, hop_base_ + base}; }
   // These ranks of this group, in that order, as a group of their own; for use inside the same operation or
-  // as a group for new operations. All its members call it with the same arguments. `label` tells apart
-  // groups of equal members. REQUIRES: inside an operation (on mpi it makes a communicator); programs use
-  // World::subgroup or split().
+  // as a group for new operations. All its members call it with the same arguments, at any time and in any
+  // order: nothing is sent. `label` tells apart groups of equal members. Any thread.
   Comm subgroup(const std::vector<int>& ranks, std::uint32_t label = 0) const;
   // This group bound to an operation.
   Comm bound(Operation& operation) const { return {*endpoint_, group_, &operation, 0}; }

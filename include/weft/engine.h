@@ -11,20 +11,17 @@
 // Rules of the road
 //   - blocking traffic starts at once, whatever else is there
 //   - other traffic starts by (class, priority, age), at most `window_bytes` of it in the transport at a
-//   time, and not while a
-//     blocking operation of this rank is submitted or running, or between hold() and release()
-//   - what is held back starts all the same after hold_limit, or at once when somebody waits for its ticket:
-//   without this a
-//     rank that waits for its gradients and ranks that hold theirs back for it would wait for each other
+//     time, and not while it is held back: while a blocking send of this rank is not done, from submission to
+//     end of an operation that says so (SubmitOptions::holds: all-to-alls), or between hold() and release().
+//     A blocking receive that waits for a late peer holds nothing back
+//   - what is held back starts all the same after a limit, or at once when somebody waits for its ticket:
+//     without this a rank that waits for its gradients and ranks that hold theirs back for it would wait for
+//     each other. The limit is hold_limit, or four times what was predicted of the traffic that holds
 //   - a message that finds no receiver gives its place in the window back (stall_limit): a limit on what is
-//   in flight must
-//     never keep a peer from what it needs
+//     in flight must never keep a peer from what it needs
 //   - every operation has a deadline; half way to it the ranks compare what they call (src/engine/inquiry.h),
-//   so that one
-//     that calls something else is named. A failure (other than a UsageError of one call) fails every ticket
-//     in
-//   flight with the
-//     same cause and closes the transport with it, so that the peers stop too
+//     so that one that calls something else is named. A failure (other than a UsageError of one call) fails
+//     every ticket in flight with the same cause and closes the transport with it, so that the peers stop too
 #pragma once
 
 #include <atomic>
@@ -53,7 +50,7 @@ struct EngineOptions {
   bool priority = true;          // false: first come, first served (to compare with)
   std::size_t window_bytes = 0;  // non-blocking traffic handed to the transport at a time; 0: two micro-ops,
                                  // sixteen after a second without long blocking messages
-  Time hold_limit = 50ms;        // kNever: never age
+  Time hold_limit = 50ms;        // at least; longer where longer traffic is predicted. kNever: never age
   Time stall_limit = 10ms;  // a message in the transport for longer than this and four times what the window
                             // needs on the link no longer counts against the window
   Time operation_timeout = 60s;  // deadline of an operation that names none
@@ -68,6 +65,9 @@ struct SubmitOptions {
       std::nullopt;        // of the plan row; none: the group's next number, so all ranks submit in one order
   std::uint32_t step = 0;  // training step
   Time timeout{};          // 0: the engine's
+  // affects speed only
+  bool holds = false;  // of a blocking one: other traffic is held back from its submission to its end
+  double predicted_seconds = 0;  // of one that holds, where it can be told: held traffic ages later
 };
 
 namespace detail {
@@ -126,9 +126,15 @@ class Engine final : public Pollable {
   // and leaves errors to the tickets they belong to.
   Ticket settled();
 
-  // Any thread. Between the two no gradient traffic starts: blocking traffic is about to come. Nests.
-  void hold();
+  // Any thread. Between the two no gradient traffic starts: blocking traffic is about to come, and is
+  // expected to be over after `predicted_seconds` (0: not known). Nests.
+  void hold(double predicted_seconds = 0);
   void release();
+
+  // Any thread. Time on the engine's clock.
+  Time now() const { return executor_.now(); }
+  // Any thread. Adds a span (computing, waiting) that ends now to the trace, where there is one.
+  void note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started);
 
   // Any thread. The program of this rank cannot go on: ends everything in flight with `cause` and tells the
   // peers.

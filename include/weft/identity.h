@@ -24,8 +24,8 @@ struct Identity {
 inline constexpr std::uint32_t kUnnamed = 0x8000'0000u;
 
 // The hop of the engine's own question whether all ranks run the same operation (src/engine/inquiry.h): no
-// algorithm has as many, and it fits the 16 bits that a tag of Open MPI leaves for hops.
-inline constexpr std::uint32_t kAskingHop = 0xffff;
+// algorithm has as many.
+inline constexpr std::uint32_t kAskingHop = 0xffff'ffff;
 
 // Mixes 64 bits (the finaliser of splitmix64): group ids, hash tables.
 constexpr std::uint64_t mix(std::uint64_t x) {

@@ -1,13 +1,15 @@
-// What an engine did and when: one event per operation and per micro-op (a message that the scheduler
-// started). Written as Chrome trace JSON, which ui.perfetto.dev opens; verified by tests against the rule
-// that gradient traffic gives way.
+// What a rank did and when: one event per operation and per micro-op (a message that the scheduler started),
+// and what its driver says of itself: computing, waiting. Written as Chrome trace JSON, which ui.perfetto.dev
+// opens; verify_trace() checks it against the rule that gradient traffic gives way.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/clock.h"
@@ -16,7 +18,8 @@
 namespace weft {
 
 struct TraceEvent {
-  enum class Kind : std::uint8_t { operation, micro_op };
+  // hold: gradient traffic is held back, by an announcement or by an operation that holds.
+  enum class Kind : std::uint8_t { operation, micro_op, computing, waiting, hold };
   Kind kind = Kind::operation;
   std::string name;
   TrafficClass traffic = TrafficClass::gradient;
@@ -24,19 +27,32 @@ struct TraceEvent {
   std::uint32_t slot = 0, step = 0, hop = 0;
   int peer = -1;  // micro-op: world rank it goes to
   std::uint64_t bytes = 0;
-  Time ready{};     // operation: the engine knows of it; micro-op: handed to the scheduler
-  Time started{};   // operation: its coroutine runs; micro-op: handed to the transport
-  Time finished{};  // operation: all its transfers are over; micro-op: the transport has taken every byte
-  bool aged = false;
+  Time ready{};       // operation: the engine knows of it; micro-op: handed to the scheduler; else as started
+  Time started{};     // operation: its coroutine runs; micro-op: handed to the transport
+  Time finished{};    // operation: all its transfers are over; micro-op: the transport has taken every byte
+  bool aged = false;  // micro-op: started although it was to be held back
   bool failed = false;
+  bool holds = false;  // operation: others are held back from ready to finished
 };
 
-// Belongs to one engine; read it when the engine is idle. Has the first `most` events, and counts the others.
+// Belongs to one engine. add() from any thread; read, copy or move it when nobody adds. Has the first `most`
+// events, and counts the others.
 class Trace {
  public:
   explicit Trace(std::size_t most = std::numeric_limits<std::size_t>::max()) : most_(most) {}
+  Trace(const Trace& other) : most_(other.most_), left_out_(other.left_out_), events_(other.events_) {}
+  Trace(Trace&& other) noexcept
+      : most_(other.most_), left_out_(other.left_out_), events_(std::move(other.events_)) {}
+  Trace& operator=(Trace other) noexcept {
+    most_ = other.most_;
+    left_out_ = other.left_out_;
+    events_ = std::move(other.events_);
+    return *this;
+  }
+  ~Trace() = default;
 
   void add(TraceEvent event) {
+    const std::lock_guard lock(mutex_);
     if (events_.size() < most_)
       events_.push_back(std::move(event));
     else
@@ -50,16 +66,24 @@ class Trace {
   }
 
  private:
+  std::mutex mutex_;
   std::size_t most_;
   std::uint64_t left_out_ = 0;
   std::vector<TraceEvent> events_;
 };
 
-// One process (pid) per rank, operations as async spans, micro-ops as slices on a lane per class. `first`:
-// the rank of the first trace.
+// One process (pid) per rank, with a lane each for computing, waiting, holds and every class of traffic;
+// operations are async spans, all else slices. `first`: the rank of the first trace.
 std::string chrome_trace(std::span<const Trace* const> of_rank, int first = 0);
-// Every breach of: no micro-op of another class starts while a blocking operation of the same rank is ready
-// or runs, unless it is marked as aged. One sentence each; empty if there is none.
-std::vector<std::string> breaches(const Trace& trace);
+
+struct TraceReport {
+  // One sentence for each non-blocking micro-op that started, without being aged, while a blocking micro-op
+  // waited or was in the transport, an operation that holds was ready or ran, or blocking traffic was
+  // announced.
+  std::vector<std::string> breaches;
+  std::uint64_t aged =
+      0;  // micro-ops that started because they had been held for too long or were waited for
+};
+TraceReport verify_trace(const Trace& trace);
 
 }  // namespace weft

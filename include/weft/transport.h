@@ -194,10 +194,6 @@ class Transport {
   // called again with the same time, it looks who waits now.
   virtual void give_way(Time until) noexcept { static_cast<void>(until); }
 
-  // A new group; called by all its members, in the same order for two groups that share members. `members`
-  // are world ranks.
-  virtual void add_group(std::uint64_t group, std::span<const int> members) = 0;
-
   // Moves what can be moved without waiting and completes records. True if anything happened.
   virtual bool poll() noexcept = 0;
   // When poll() next has something to do by the clock alone.

@@ -38,7 +38,7 @@ class World {
   // The simplest forms; all ranks call them in the same order.
   void all_reduce(Dense data, const AllReduceOptions& options = {});
   void barrier();
-  // These ranks as a group of their own; called by all of them.
+  // These ranks as a group of their own; called by all of them, in any order. Nothing is sent.
   Comm subgroup(const std::vector<int>& ranks, std::uint32_t label = 0);
 };
 

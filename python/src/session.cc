@@ -74,10 +74,10 @@ World& Session::world() {
 }
 
 std::shared_ptr<Work> Session::submit(const char* name, TrafficClass traffic, py::object keep,
-                                      Engine::Make make) {
+                                      Engine::Make make, bool holds) {
   let_go();
   World& mine = world();
-  const SubmitOptions options{.name = name, .traffic = traffic};
+  const SubmitOptions options{.name = name, .traffic = traffic, .holds = holds};
   Ticket ticket = mine.engine().submit(mine.comm(), options, std::move(make));
   return std::make_shared<Work>(shared_from_this(), std::move(ticket), std::move(keep));
 }
@@ -115,12 +115,14 @@ std::shared_ptr<Work> Session::all_to_all(const Memory& send, std::vector<std::i
     std::vector<std::int64_t> send, recv;
   };
   const auto counts = std::make_shared<Counts>(Counts{std::move(send_counts), std::move(recv_counts)});
-  return submit("all_to_all", TrafficClass::blocking, std::move(keep),
-                [counts, from = dense_of(send), to = dense_of(recv)](Comm comm) {
-                  const Parts out{from, counts->send};
-                  const Parts in{to, counts->recv};
-                  return weft::all_to_all_v(comm, out, in);
-                });
+  return submit(
+      "all_to_all", TrafficClass::blocking, std::move(keep),
+      [counts, from = dense_of(send), to = dense_of(recv)](Comm comm) {
+        const Parts out{from, counts->send};
+        const Parts in{to, counts->recv};
+        return weft::all_to_all_v(comm, out, in);
+      },
+      true);
 }
 
 std::shared_ptr<Work> Session::barrier() {

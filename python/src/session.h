@@ -47,7 +47,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool is_open() const { return world_ != nullptr; }
 
   std::shared_ptr<Work> submit(const char* name, TrafficClass traffic, pybind11::object keep,
-                               Engine::Make make);
+                               Engine::Make make, bool holds = false);
   std::shared_ptr<Work> all_reduce(const Memory& data, const std::string& op, pybind11::object keep);
   std::shared_ptr<Work> reduce_scatter(const Memory& data, const std::string& op, pybind11::object keep);
   std::shared_ptr<Work> all_gather(const Memory& data, pybind11::object keep);

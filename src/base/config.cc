@@ -86,7 +86,8 @@ std::vector<Knob> knobs() {
       bytes("WEFT_WINDOW_BYTES", &Config::window_bytes,
             "non-blocking bytes in the transport at a time; 0: 2 micro-ops, 16 where nothing is urgent"),
       duration("WEFT_HOLD_LIMIT", &Config::hold_limit,
-               "gradient traffic is held back for blocking traffic at most so long"),
+               "gradient traffic is held back for blocking traffic at most so long, or four times as long as "
+               "that is predicted to take"),
       duration("WEFT_STALL_LIMIT", &Config::stall_limit,
                "a message without a receiver gives its place back after this"),
       number("WEFT_WORKERS", &Config::workers, 0, 1024,

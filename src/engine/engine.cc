@@ -92,6 +92,15 @@ const TransferRecord* culprit(const Operation& operation) {
   return found;
 }
 
+// What is said to take longer takes this long: nobody is held back for hours.
+constexpr double kLongestPrediction = 3600;
+
+Time prediction(double predicted_seconds, const char* call) {
+  if (!(predicted_seconds >= 0))
+    throw UsageError(std::string(call) + ": predicted_seconds is negative or no number");
+  return from_seconds(std::min(predicted_seconds, kLongestPrediction));
+}
+
 Task<void> all_ended(Comm, std::vector<Ticket> tickets) {
   for (const Ticket& ticket : tickets) {
     try {
@@ -136,9 +145,13 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
     throw UsageError("submit: a slot must be below " + std::to_string(kUnnamed));
   }
   if (options.timeout < Time{0}) throw UsageError("submit: the timeout is negative");
+  if (options.holds && options.traffic != TrafficClass::blocking)
+    throw UsageError("submit: only a blocking operation holds the others back");
+  const Time predicted = prediction(options.predicted_seconds, "submit");
   auto submission = std::allocate_shared<Submission>(detail::ArenaAllocator<Submission>(arena_), *this, comm,
                                                      options, std::move(make));
   submission->timeout = options.timeout == Time{0} ? options_.operation_timeout : options.timeout;
+  submission->predicted = predicted;
   submission->submitted = executor_.now();
   submission->keep = submission;
   Ticket ticket(submission);
@@ -160,14 +173,24 @@ Ticket Engine::settled() {
   });
 }
 
-void Engine::hold() {
-  scheduler_->hold();
+void Engine::hold(double predicted_seconds) {
+  scheduler_->announcements().begin(prediction(predicted_seconds, "hold"));
   transport_.wake();
 }
 
 void Engine::release() {
-  scheduler_->release();
+  scheduler_->announcements().end();
   transport_.wake();
+}
+
+void Engine::note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started) {
+  if (options_.trace == nullptr) return;
+  options_.trace->add({.kind = kind,
+                       .name = std::string(name),
+                       .step = step,
+                       .ready = started,
+                       .started = started,
+                       .finished = now()});
 }
 
 void Engine::abandon(std::exception_ptr cause) {
@@ -189,7 +212,10 @@ void Engine::accept(std::shared_ptr<Submission> submission) {
   s.started = s.operation.started = executor_.now();
   s.position = running_.size();
   running_.push_back(std::move(submission));
-  if (s.operation.traffic == TrafficClass::blocking) scheduler_->blocking_begins();
+  if (s.holds) {
+    scheduler_->announcements().begin(s.predicted);
+    scheduler_->look_at_hold();
+  }
   if (failure_ || closed_) {
     finish(s, failure_ ? failure_
                        : std::make_exception_ptr(
@@ -219,7 +245,7 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
   s.inquiry.reset();
   s.task = Task<void>();
   s.make.reset();
-  if (s.operation.traffic == TrafficClass::blocking) scheduler_->blocking_ends();
+  if (s.holds) scheduler_->announcements().end();
   s.finished = executor_.now();
   if (options_.trace != nullptr) {
     options_.trace->add({.kind = TraceEvent::Kind::operation,
@@ -232,7 +258,8 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
                          .ready = s.started,
                          .started = s.started,
                          .finished = s.finished,
-                         .failed = static_cast<bool>(error)});
+                         .failed = static_cast<bool>(error),
+                         .holds = s.holds});
   }
   std::vector<std::function<void()>> continuations;
   Ticket::Awaiter* awaiters = nullptr;
@@ -320,6 +347,8 @@ void Engine::shut_down(std::exception_ptr cause) noexcept {
   while (!running_.empty()) {  // computations on the worker pool are waited for
     if (!executor_.run()) std::this_thread::yield();
   }
+  scheduler_->look_at_hold();
+  scheduler_->end_hold_span();
   if (failure_)
     close_when_empty();
   else

@@ -7,6 +7,11 @@ namespace weft {
 namespace {
 
 bool is_blocking(const SendRecord& send) { return send.operation.traffic == TrafficClass::blocking; }
+// A question of the engine (engine/inquiry.h) may wait for long: its receiver has to have doubts too.
+bool holds_others(const SendRecord& send) { return is_blocking(send) && send.id.hop != kAskingHop; }
+
+// What is held is held for this many times what was predicted, and never for less than hold_limit.
+constexpr int kPatience = 4;
 
 // The window in micro-ops. What the transport has, urgent traffic cannot overtake any more: two keep the link
 // busy where a peer takes what it is sent at once. One whose processors are busy takes it when its
@@ -47,15 +52,24 @@ void Scheduler::post(SendRecord& send) noexcept {
   if (is_blocking(send) || !options_.priority) {
     send.schedule.stage = SendRecord::Stage::stalled;  // never counts
     send.schedule.begun = send.schedule.queued;
+    if (holds_others(send)) {
+      const LinkCost& cost = endpoint_->cost();
+      ++urgent_sends_;
+      urgent_predicted_ +=
+          from_seconds(cost.hop_seconds + static_cast<double>(send.payload.size()) * cost.seconds_per_byte);
+    }
     inner_.post(send);
+    look_at_hold();  // a short message is gone by now and has held nothing
     return;
   }
   send.schedule.stage = SendRecord::Stage::queued;
   queues_[{send.operation.traffic, send.operation.priority}].push(send);
   ++queued_;
-  if (was_held_) next_aging_ = std::min(next_aging_, later(send.schedule.queued, options_.hold_limit));
   if (send.operation.waited_for) look_again_ = true;
-  if (!held() && (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window(send.schedule.queued)))
+  look_at_hold();
+  if (held_)
+    next_aging_ = std::min(next_aging_, later(send.schedule.queued, hold_limit_));
+  else if (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window(send.schedule.queued))
     pump();
 }
 
@@ -75,6 +89,7 @@ void Scheduler::sent(SendRecord& send) noexcept {
     moving_.erase(send);
     moving_bytes_ -= send.payload.size();
   }
+  if (send.schedule.stage != SendRecord::Stage::fresh && holds_others(send)) --urgent_sends_;
   send.schedule.stage = SendRecord::Stage::fresh;
   if (options_.trace == nullptr) return;
   const Operation& operation = send.operation;
@@ -132,7 +147,7 @@ bool Scheduler::start_held(Time now) {
   for (auto& [key, list] : queues_) {
     for (SendRecord* send = list.first; send != nullptr;) {
       SendRecord* next = send->schedule.next;
-      const Time due = later(std::max(send->schedule.queued, held_since_), options_.hold_limit);
+      const Time due = later(std::max(send->schedule.queued, held_since_), hold_limit_);
       const bool wanted = send->operation.waited_for && options_.hold_limit != kNever;
       if (wanted || now >= due) {
         start(*send, now, true);
@@ -159,19 +174,41 @@ bool Scheduler::start_free(Time now) {
   return any;
 }
 
-// What is posted here no longer starts by itself; what the transport already has, it is told about.
-void Scheduler::hold_changes() {
-  was_held_ = held();
-  if (!options_.priority) return;
-  held_since_ = clock().now();
-  next_aging_ = later(held_since_, options_.hold_limit);
-  held_until_ = was_held_ ? next_aging_ : Time{0};
-  inner_.give_way(held_until_);
+void Scheduler::look_at_hold() {
+  const Announcements::Now announced = announcements_.look(urgent_sends_ > 0);
+  const bool held = announced.any || urgent_sends_ > 0;
+  if (!held) urgent_predicted_ = Time{0};
+  if (!held && !held_) return;
+  const Time now = clock().now();
+  if (announced_ && !announced.any) end_hold_span();
+  if (!announced_ && announced.any) announced_since_ = now;
+  announced_ = announced.any;
+  const Time predicted = announced.predicted + urgent_predicted_;
+  const Time limit =
+      options_.hold_limit == kNever ? kNever : std::max(options_.hold_limit, kPatience * predicted);
+  if (held == held_ && limit == hold_limit_) return;
+  if (held != held_) held_since_ = now;
+  held_ = held;
+  hold_limit_ = limit;
+  next_aging_ = later(held_since_, limit);
+  held_until_ = held ? next_aging_ : Time{0};
+  if (options_.priority) inner_.give_way(held_until_);  // what the transport has already
+}
+
+void Scheduler::end_hold_span() {
+  if (!std::exchange(announced_, false) || options_.trace == nullptr) return;
+  options_.trace->add({.kind = TraceEvent::Kind::hold,
+                       .name = "hold",
+                       .traffic = TrafficClass::blocking,
+                       .ready = announced_since_,
+                       .started = announced_since_,
+                       .finished = clock().now()});
 }
 
 bool Scheduler::pump() noexcept {
   look_at_hold();
-  if (look_again_ && was_held_ && options_.hold_limit != kNever) inner_.give_way(held_until_);
+  if (look_again_ && held_ && options_.priority && options_.hold_limit != kNever)
+    inner_.give_way(held_until_);
   if (queued_ == 0) {
     look_again_ = false;
     next_aging_ = kNever;
@@ -179,12 +216,13 @@ bool Scheduler::pump() noexcept {
   }
   const Time now = clock().now();
   give_back_stalled(now);
-  return held() ? start_held(now) : start_free(now);
+  return held_ ? start_held(now) : start_free(now);
 }
 
 Time Scheduler::next_deadline() const {
   if (queued_ == 0) return kNever;
-  if (held()) return next_aging_;
+  if (held_ != (urgent_sends_ > 0 || announcements_.any())) return Time{0};
+  if (held_) return next_aging_;
   return moving_.first != nullptr ? stalled_at(*moving_.first) : Time{0};
 }
 

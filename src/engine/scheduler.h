@@ -3,10 +3,14 @@
 //
 // A send walks fresh -> queued -> moving -> done; `stalled` is moving without counting against the window.
 // Queued sends stand in one list per (class, priority), oldest first. Receives pass straight through.
+//
+// What holds: announcements and operations that say so (hold .. release), and blocking sends from post to
+// their end. Holding counts from when this thread has noticed it (look_at_hold): no start is judged by a
+// state that the trace does not show.
 #pragma once
 
-#include <atomic>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "transports/decorator.h"
@@ -15,22 +19,50 @@
 
 namespace weft {
 
+// What holds beside blocking sends: announcements, and operations that say so. Any thread.
+class Announcements {
+ public:
+  void begin(Time predicted) {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+    predicted_ += predicted;
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    --count_;
+  }
+  struct Now {
+    bool any = false;
+    Time predicted{};  // of all that have come since nothing held
+  };
+  // `urgent`: something else holds, so the sum goes on.
+  Now look(bool urgent) {
+    const std::lock_guard lock(mutex_);
+    if (count_ == 0 && !urgent) predicted_ = Time{0};
+    return {count_ > 0, predicted_};
+  }
+  bool any() const {
+    const std::lock_guard lock(mutex_);
+    return count_ > 0;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  int count_ = 0;
+  Time predicted_{};
+};
+
 class Scheduler final : public Decorator, public SendObserver {
  public:
   Scheduler(Transport& inner, const EngineOptions& options)
       : Decorator(inner), options_(options), last_urgent_(inner.clock().now()) {}
 
   void set_endpoint(const Endpoint& endpoint) { endpoint_ = &endpoint; }  // says how long a micro-op is
-  // A blocking operation of this rank is known / has ended.
-  void blocking_begins() { ++blocking_; }
-  void blocking_ends() { --blocking_; }
-  void hold() { holds_.fetch_add(1); }       // any thread
-  void release() { holds_.fetch_sub(1); }    // any thread
-  void look_again() { look_again_ = true; }  // somebody waits for a ticket now
-  // Tells the transport if traffic is held from now on, or no longer.
-  void look_at_hold() {
-    if (held() != was_held_) hold_changes();
-  }
+  Announcements& announcements() { return announcements_; }               // any thread
+  void look_again() { look_again_ = true; }                               // somebody waits for a ticket now
+  // Takes note of what holds now, and tells the transport if that has changed.
+  void look_at_hold();
+  void end_hold_span();  // in the trace
   // Starts what may start. True if anything did.
   bool pump() noexcept;
   Time next_deadline() const;
@@ -47,8 +79,6 @@ class Scheduler final : public Decorator, public SendObserver {
     void push(SendRecord& send);
     void erase(SendRecord& send);
   };
-  bool held() const { return blocking_ > 0 || holds_.load(std::memory_order_relaxed) > 0; }
-  void hold_changes();
   std::size_t window(Time now) const;
   Time stalled_at(const SendRecord& send) const;
   bool start_held(Time now);
@@ -64,12 +94,18 @@ class Scheduler final : public Decorator, public SendObserver {
   List moving_;  // counts against the window, in order of start
   std::size_t moving_bytes_ = 0;
   Time last_urgent_;  // when a long blocking message left; before the first, since when there has been none
-  int blocking_ = 0;
-  std::atomic<int> holds_{0};
   bool look_again_ = false;
   Time next_aging_ = kNever;
-  bool was_held_ = false;  // age counts from where holding began: waiting in a busy window is not being held
-  Time held_since_{};
+
+  Announcements announcements_;
+  int urgent_sends_ = 0;     // blocking sends that are not done
+  Time urgent_predicted_{};  // of all that were posted since nothing held
+  // As last noticed.
+  bool announced_ = false;
+  Time announced_since_{};
+  bool held_ = false;
+  Time held_since_{};  // age counts from here: waiting in a busy window is not being held
+  Time hold_limit_{};
   Time held_until_{};
 };
 

@@ -43,6 +43,7 @@ struct Submission {
     operation.group = comm.group_id();
     operation.slot = options.slot ? *options.slot : comm.next_unnamed_slot();
     operation.step = options.step;
+    holds = options.holds;
     accept.run = [](Remote& remote) {
       Submission& self = *static_cast<Handover&>(remote).submission;
       self.engine.accept(std::move(self.keep));
@@ -91,6 +92,8 @@ struct Submission {
   Doubts doubts;
   std::optional<Inquiry> inquiry;  // from half of its time on
   Time timeout{};
+  Time predicted{};
+  bool holds = false;
   Time submitted{}, started{}, finished{};
   std::size_t position = 0;  // among the engine's running operations
 

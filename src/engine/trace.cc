@@ -1,7 +1,9 @@
 #include "weft/trace.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <string_view>
 
 namespace weft {
 
@@ -45,19 +47,79 @@ std::string arguments(const TraceEvent& e) {
   return out + "}";
 }
 
+// Lanes of a rank from top to bottom: what the driver does, what holds, then the classes of traffic.
+constexpr std::array<std::string_view, 7> kLanes{"computing", "waiting",  "hold",   "blocking",
+                                                 "prior",     "gradient", "delayed"};
+
+std::size_t lane_of(const TraceEvent& e) {
+  switch (e.kind) {
+    case TraceEvent::Kind::computing:
+      return 0;
+    case TraceEvent::Kind::waiting:
+      return 1;
+    case TraceEvent::Kind::hold:
+      return 2;
+    case TraceEvent::Kind::operation:
+    case TraceEvent::Kind::micro_op:
+      break;
+  }
+  return 3 + static_cast<std::size_t>(e.traffic);
+}
+
 void append(std::string& out, const TraceEvent& e, int rank, Time epoch, std::uint64_t id) {
-  const std::string common = "\"name\":\"" + escaped(e.name) + "\",\"cat\":\"" +
-                             std::string(name_of(e.traffic)) + "\",\"pid\":" + std::to_string(rank) +
-                             ",\"tid\":" + std::to_string(static_cast<int>(e.traffic));
-  if (e.kind == TraceEvent::Kind::micro_op) {
+  const std::size_t lane = lane_of(e);
+  const std::string common = "\"name\":\"" + escaped(e.name) + "\",\"cat\":\"" + std::string(kLanes[lane]) +
+                             "\",\"pid\":" + std::to_string(rank) + ",\"tid\":" + std::to_string(lane);
+  if (e.kind != TraceEvent::Kind::operation) {
+    const std::string text =
+        e.kind == TraceEvent::Kind::micro_op ? arguments(e) : "{\"step\":" + std::to_string(e.step) + "}";
     out += ",\n{\"ph\":\"X\"," + common + ",\"ts\":" + microseconds(e.started - epoch) +
-           ",\"dur\":" + microseconds(e.finished - e.started) + ",\"args\":" + arguments(e) + "}";
+           ",\"dur\":" + microseconds(e.finished - e.started) + ",\"args\":" + text + "}";
     return;
   }
   const std::string key = ",\"id\":\"" + std::to_string(rank) + "." + std::to_string(id) + "\"";
   out += ",\n{\"ph\":\"b\"," + common + key + ",\"ts\":" + microseconds(e.ready - epoch) +
          ",\"args\":" + arguments(e) + "}";
   out += ",\n{\"ph\":\"e\"," + common + key + ",\"ts\":" + microseconds(e.finished - epoch) + "}";
+}
+
+std::string metadata(std::string_view what, int rank, std::size_t lane, const std::string& argument) {
+  return ",\n{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + std::to_string(rank) +
+         ",\"tid\":" + std::to_string(lane) + ",\"args\":{" + argument + "}}";
+}
+
+// Names of the lanes that have something, and their order.
+void append_lanes(std::string& out, const Trace& trace, int rank) {
+  std::array<bool, kLanes.size()> used{};
+  for (const TraceEvent& e : trace.events()) used[lane_of(e)] = true;
+  for (std::size_t lane = 0; lane < kLanes.size(); ++lane) {
+    if (!used[lane]) continue;
+    out += metadata("thread_name", rank, lane, "\"name\":\"" + std::string(kLanes[lane]) + "\"");
+    out += metadata("thread_sort_index", rank, lane, "\"sort_index\":" + std::to_string(lane));
+  }
+}
+
+// Something for which others are held back.
+struct Reason {
+  Time from, to;
+  const TraceEvent* event;
+};
+
+bool holds_others(const TraceEvent& e) {
+  if (e.kind == TraceEvent::Kind::micro_op)
+    return e.traffic == TrafficClass::blocking && e.hop != kAskingHop;  // as the scheduler has it
+  return e.kind == TraceEvent::Kind::hold || (e.kind == TraceEvent::Kind::operation && e.holds);
+}
+
+std::string words_of(const TraceEvent& reason) {
+  switch (reason.kind) {
+    case TraceEvent::Kind::micro_op:
+      return "a blocking micro-op of '" + reason.name + "' was not done";
+    case TraceEvent::Kind::operation:
+      return "'" + reason.name + "' was holding";
+    default:
+      return "blocking traffic was announced";
+  }
 }
 
 }  // namespace
@@ -77,35 +139,42 @@ std::string chrome_trace(std::span<const Trace* const> of_rank, int first) {
     const int rank = first + static_cast<int>(i);
     out += ",\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + std::to_string(rank) +
            ",\"args\":{\"name\":\"rank " + std::to_string(rank) + "\"}}";
+    append_lanes(out, *of_rank[i], rank);
     for (const TraceEvent& e : of_rank[i]->events()) append(out, e, rank, epoch, id++);
   }
   return out + "\n]}\n";
 }
 
-std::vector<std::string> breaches(const Trace& trace) {
-  // Blocking operations as intervals in order of their start; a running maximum of their ends answers "is one
-  // open at t".
-  std::vector<std::pair<Time, Time>> blocking;
+TraceReport verify_trace(const Trace& trace) {
+  // In order of their start; beside each the one among it and its predecessors that ends last: it answers "is
+  // one open at t".
+  std::vector<Reason> reasons;
   for (const TraceEvent& e : trace.events()) {
-    if (e.kind == TraceEvent::Kind::operation && e.traffic == TrafficClass::blocking)
-      blocking.emplace_back(e.ready, e.finished);
+    if (holds_others(e)) reasons.push_back({e.ready, e.finished, &e});
   }
-  std::sort(blocking.begin(), blocking.end());
-  std::vector<Time> latest_end(blocking.size());
-  for (std::size_t i = 0; i < blocking.size(); ++i) {
-    latest_end[i] = i == 0 ? blocking[i].second : std::max(latest_end[i - 1], blocking[i].second);
+  std::sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.from < b.from; });
+  std::vector<const Reason*> ends_last(reasons.size());
+  for (std::size_t i = 0; i < reasons.size(); ++i) {
+    const bool later = i == 0 || reasons[i].to > ends_last[i - 1]->to;
+    ends_last[i] = later ? &reasons[i] : ends_last[i - 1];
   }
-  std::vector<std::string> found;
+  TraceReport report;
   for (const TraceEvent& e : trace.events()) {
-    if (e.kind != TraceEvent::Kind::micro_op || e.traffic == TrafficClass::blocking || e.aged) continue;
-    const auto after =
-        std::lower_bound(blocking.begin(), blocking.end(), std::make_pair(e.started, Time::min()));
-    const std::size_t before = static_cast<std::size_t>(after - blocking.begin());
-    if (before == 0 || latest_end[before - 1] <= e.started) continue;
-    found.push_back("micro-op of '" + e.name + "' (" + std::string(name_of(e.traffic)) + ", hop " +
-                    std::to_string(e.hop) + ") started while blocking traffic was ready");
+    if (e.kind != TraceEvent::Kind::micro_op || e.traffic == TrafficClass::blocking) continue;
+    if (e.aged) {
+      ++report.aged;
+      continue;
+    }
+    const auto after = std::lower_bound(reasons.begin(), reasons.end(), e.started,
+                                        [](const Reason& r, Time t) { return r.from < t; });
+    if (after == reasons.begin()) continue;
+    const Reason& open = *ends_last[static_cast<std::size_t>(after - reasons.begin()) - 1];
+    if (open.to <= e.started) continue;
+    report.breaches.push_back("micro-op of '" + e.name + "' (" + std::string(name_of(e.traffic)) + ", step " +
+                              std::to_string(e.step) + ", hop " + std::to_string(e.hop) + ") started while " +
+                              words_of(*open.event));
   }
-  return found;
+  return report;
 }
 
 }  // namespace weft

@@ -17,9 +17,6 @@ class Decorator : public Transport {
   void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
   void cancel(TransferRecord& record) noexcept override { inner_.cancel(record); }
   void give_way(Time until) noexcept override { inner_.give_way(until); }
-  void add_group(std::uint64_t group, std::span<const int> members) override {
-    inner_.add_group(group, members);
-  }
   bool poll() noexcept override { return inner_.poll(); }
   Time next_event() const override { return inner_.next_event(); }
   void wait(Time until) noexcept override { inner_.wait(until); }

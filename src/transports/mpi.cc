@@ -16,13 +16,12 @@ namespace weft::mpi {
 
 namespace {
 
-constexpr int kControlTag = 1;
 constexpr std::size_t kReasonLimit = 1024;  // bytes of a goodbye's text
 constexpr Time kYield = 50us;  // longer than a wake-up: two ranks that missed each other once catch up
 constexpr Time kLongestSleep = 100us;  // while messages are expected or under way
 constexpr Time kLateSleep = 2ms;       // at most, after a long wait, of which it is at most this part:
 constexpr int kLatePart = 64;
-constexpr Time kIdleSleep = 5ms;  // while only a goodbye can come
+constexpr Time kIdleSleep = 5ms;  // while nobody waits for anything
 constexpr Time kDrainPatience = 1s;
 
 void require(int code, const char* doing) {
@@ -63,23 +62,18 @@ MpiTransport::MpiTransport(const MpiOptions& options, bool finalise)
   int found = 0;
   require(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&upper_bound), &found),
           "MPI_TAG_UB");
-  layout_ = mpi_tag_layout(found != 0 ? *upper_bound : 32767);
+  payload_tags_ = found != 0 ? *upper_bound : 32767;  // the least that the standard allows
 
-  parent_ = duplicate_world();
-  control_ = duplicate_world();
+  require(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  require(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   agree_on_options();
-  Members world{.comm = duplicate_world(), .rank_in_group = {}};
-  for (int r = 0; r < size_; ++r) world.rank_in_group.push_back(r);
-  groups_.emplace(0, std::move(world));
-  memory_->control_head = Buffer(memory_->arena, wire::kFrameBytes + kReasonLimit);
-  listen_to_control();
-}
-
-MPI_Comm MpiTransport::duplicate_world() {
-  MPI_Comm comm = MPI_COMM_NULL;
-  require(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
-  require(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return comm;
+  long_sent_.resize(static_cast<std::size_t>(size_));
+  long_announced_.resize(static_cast<std::size_t>(size_));
+  for (Listener& listener : memory_->listeners) {
+    listener.head = Buffer(memory_->arena, wire::kFrameBytes + options_.bounce_bytes);
+    listen(listener);
+  }
+  if (failure_) std::rethrow_exception(failure_);
 }
 
 // All ranks look at all options, so that all of them throw when one differs.
@@ -90,7 +84,7 @@ void MpiTransport::agree_on_options() {
                  options_.max_message, options_.bounce_bytes, options_.piece_limit};
   std::vector<Row> rows(static_cast<std::size_t>(size_));
   constexpr int columns = static_cast<int>(names.size());
-  require(MPI_Allgather(mine.data(), columns, MPI_UINT64_T, rows.data(), columns, MPI_UINT64_T, parent_),
+  require(MPI_Allgather(mine.data(), columns, MPI_UINT64_T, rows.data(), columns, MPI_UINT64_T, comm_),
           "MPI_Allgather");
   for (std::size_t r = 0; r < rows.size(); ++r) {
     for (std::size_t c = 0; c < names.size(); ++c) {
@@ -103,7 +97,7 @@ void MpiTransport::agree_on_options() {
   if (options_.job != 0) return;
   std::random_device random;
   options_.job = std::uint64_t{random()} << 32 | random() | 1;
-  require(MPI_Bcast(&options_.job, 1, MPI_UINT64_T, 0, parent_), "MPI_Bcast");
+  require(MPI_Bcast(&options_.job, 1, MPI_UINT64_T, 0, comm_), "MPI_Bcast");
 }
 
 MpiTransport::~MpiTransport() {
@@ -116,60 +110,22 @@ MpiTransport::~MpiTransport() {
     if (!poll()) wait(give_up);
   }
   const bool healthy = !failure_ && !sending();
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
+  const auto give_up_on = [](MPI_Request& request, bool cancel) {
+    if (request == MPI_REQUEST_NULL) return;
     int over = 0;
-    const Owner& owner = owners_[i];
-    const bool asked = owner.role == Owner::Role::outgoing ||
-                       (owner.role == Owner::Role::head && static_cast<Lane*>(owner.target)->cancelling);
-    if (!asked) MPI_Cancel(&requests_[i]);
-    MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
-    if (over == 0) MPI_Request_free(&requests_[i]);
-  }
-  if (!healthy) {  // communicators, requests and what they name end with the process
+    if (cancel) MPI_Cancel(&request);
+    MPI_Test(&request, &over, MPI_STATUS_IGNORE);
+    if (over == 0) MPI_Request_free(&request);
+  };
+  for (Listener& listener : memory_->listeners) give_up_on(listener.request, true);
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    give_up_on(requests_[i], owners_[i].role == Owner::Role::piece);
+  if (!healthy) {  // the communicator, requests and what they name end with the process
     [[maybe_unused]] const Memory* left_behind = memory_.release();
     return;
   }
-  for (auto& [id, members] : groups_) MPI_Comm_free(&members.comm);
-  MPI_Comm_free(&control_);
-  MPI_Comm_free(&parent_);
+  MPI_Comm_free(&comm_);
   if (finalise_) MPI_Finalize();
-}
-
-void MpiTransport::add_group(std::uint64_t group, std::span<const int> members) {
-  if (groups_.contains(group)) return;
-  if (closed_ || failure_) std::rethrow_exception(refusal());
-  Members made{.comm = MPI_COMM_NULL, .rank_in_group = std::vector<int>(static_cast<std::size_t>(size_), -1)};
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (members[i] < 0 || members[i] >= size_) {
-      throw UsageError("mpi: rank " + std::to_string(members[i]) + " of a group is outside the world of " +
-                       std::to_string(size_));
-    }
-    made.rank_in_group[static_cast<std::size_t>(members[i])] = static_cast<int>(i);
-  }
-  MPI_Group world = MPI_GROUP_NULL;
-  MPI_Group chosen = MPI_GROUP_NULL;
-  require(MPI_Comm_group(parent_, &world), "MPI_Comm_group");
-  require(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &chosen), "MPI_Group_incl");
-  // The tag keeps groups apart that are made at the same time by different members.
-  const int tag = static_cast<int>(mix(group) & 0x7fff);
-  const int code = MPI_Comm_create_group(parent_, chosen, tag, &made.comm);
-  MPI_Group_free(&chosen);
-  MPI_Group_free(&world);
-  require(code, "MPI_Comm_create_group");
-  require(MPI_Comm_set_errhandler(made.comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  groups_.emplace(group, std::move(made));
-}
-
-MpiTransport::Route MpiTransport::route(const TransferRecord& record) const {
-  const auto members = groups_.find(record.id.group);
-  if (members == groups_.end())
-    throw UsageError("mpi: group " + std::to_string(record.id.group) + " was never added");
-  const int peer = record.peer < 0 || record.peer >= size_
-                       ? -1
-                       : members->second.rank_in_group[static_cast<std::size_t>(record.peer)];
-  if (peer < 0)
-    throw UsageError("mpi: rank " + std::to_string(record.peer) + " is not in the group it is to talk in");
-  return {members->second.comm, peer, mpi_tag(layout_, record.id)};
 }
 
 std::exception_ptr MpiTransport::refusal() const {
@@ -191,34 +147,11 @@ void MpiTransport::fail(int code, int peer, const char* doing) {
 
 // ---- goodbye ----
 
-void MpiTransport::listen_to_control() {
-  MPI_Request request = MPI_REQUEST_NULL;
-  require(MPI_Irecv(memory_->control_head.data(), static_cast<int>(memory_->control_head.size()), MPI_BYTE,
-                    MPI_ANY_SOURCE, kControlTag, control_, &request),
-          "MPI_Irecv");
-  requests_.push_back(request);
-  owners_.push_back({Owner::Role::control, nullptr});
-}
-
-void MpiTransport::goodbye_came(const Event& event) {
-  if (failure_) return;
-  try {
-    if (event.error != MPI_SUCCESS || static_cast<std::size_t>(event.bytes) < wire::kFrameBytes) {
-      throw TransportError(TransportError::Kind::corrupt, -1,
-                           "mpi: a goodbye of " + std::to_string(event.bytes) + " bytes");
-    }
-    const wire::Frame frame = wire::parse_frame(memory_->control_head.span().first<wire::kFrameBytes>(), -1);
-    const std::size_t length = static_cast<std::size_t>(event.bytes) - wire::kFrameBytes;
-    wire::check_frame(
-        frame, {.job = options_.job, .epoch = options_.epoch, .source = frame.source, .max_length = length});
-    const std::string reason(reinterpret_cast<const char*>(memory_->control_head.data()) + wire::kFrameBytes,
-                             frame.length);
-    throw TransportError(TransportError::Kind::peer_lost, frame.source,
-                         "rank " + std::to_string(rank_) + ": rank " + std::to_string(frame.source) +
-                             " has left the job: " + reason);
-  } catch (...) {
-    failure_ = std::current_exception();
-  }
+void MpiTransport::goodbye_came(const wire::Frame& frame, std::span<const std::byte> text) {
+  const std::string reason(reinterpret_cast<const char*>(text.data()), text.size());
+  throw TransportError(TransportError::Kind::peer_lost, frame.source,
+                       "rank " + std::to_string(rank_) + ": rank " + std::to_string(frame.source) +
+                           " has left the job: " + reason);
 }
 
 // A graceful close tells nobody: peers that still need this rank wait for it in MPI_Finalize, or for their
@@ -235,10 +168,10 @@ void MpiTransport::close(const std::string& reason) noexcept {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     Outgoing& out = take_outgoing();
-    std::memcpy(out.head.data(), encoded.data(), encoded.size());
-    std::memcpy(out.head.data() + wire::kFrameBytes, text.data(), text.size());
-    if (!start_send(out, out.head.data(), wire::kFrameBytes + text.size(), {control_, peer, kControlTag}))
-      release(out);
+    const std::span<std::byte> head = out.head.span().first(wire::kFrameBytes + text.size());
+    std::memcpy(head.data(), encoded.data(), encoded.size());
+    std::memcpy(head.data() + wire::kFrameBytes, text.data(), text.size());
+    if (!start_send(out, head, peer, kHeadTag)) release(out);
   }
   if (!failure_) {
     failure_ =
@@ -265,7 +198,7 @@ void MpiTransport::wait(Time until) noexcept {
   if (std::exchange(sleeper_, std::this_thread::get_id()) != std::this_thread::get_id()) {
     prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds; with the usual 50 us the short sleeps are none
   }
-  const bool idle = requests_.size() <= 1;
+  const bool idle = requests_.empty() && waiting_.size() == 0;
   const Time end = std::min(until, now + sleep_);
   const Time longest =
       idle ? kIdleSleep : std::clamp((now - last_event_) / kLatePart, kLongestSleep, kLateSleep);

@@ -1,22 +1,22 @@
 // `mpi`: the ranks are processes that mpirun or srun started, and MPI moves the bytes. The way to RDMA.
 //
-// Every group has a communicator of its own, and slot, step and hop of a message are packed into its tag
-// (transports/mpi_tag.h). A message is a 64-byte frame with the full identity, with the payload behind it if
-// that is short, else followed on the same tag by the payload in pieces. MPI keeps the order within
-// (communicator, source, tag), so per such lane one receive at a time is active, and the next one starts when
-// it has its payload.
+// A message is a head: a 64-byte frame with its full identity, and the payload behind it if that is short.
+// All heads have one tag; every rank listens for them with a few receives that take what comes from anybody,
+// and matches them with the posted receives itself (transports/match_table.h). So neither groups nor slots
+// nor steps need anything of MPI, and there may be any number of them. A long payload follows from the
+// sender's memory to the receiver's under a tag that is its number among the long ones from that rank to this
+// one: heads arrive in order, so both sides count alike. Numbers repeat after as many as MPI has tags (2^31
+// in Open MPI, 32,767 at least): that many long messages from one rank to another must not be in flight at
+// once.
 //
 //   Thread    MPI is asked for MPI_THREAD_SERIALIZED. All calls but wake() come from one thread at a time;
 //             the thread that opened the transport destroys it (MPI_Finalize).
-//   Groups    add_group() is MPI_Comm_create_group: it WAITS until all members have called it, and carries no
-//             traffic of this rank meanwhile. Groups that share members are made in one order on all of them,
-//             and no member may need a message from another before it makes the group.
 //   Waiting   MPI cannot be slept on. wait() yields for 50 us after the last event, then sleeps 5, 10, .. 100
 //             us between polls; after a long wait up to 1/64 of it, at most 2 ms; and 5 ms while nothing is
 //             expected or under way. It sets the timer slack of its thread to 1 us.
 //   Failures  MPI does not notice a peer that was killed: mpirun ends the job, and until then operations end
 //             by their deadlines. A rank that closes with a reason tells its peers, and they stop with it.
-//             MPI cannot take back a send, nor a receive whose payload is arriving; cancel() waits 0.1 s for
+//             MPI cannot take back a send, nor a receive whose payload is arriving; cancel() waits 2 s for
 //             the latter. Where that is not enough, and for every cancelled send above `bounce_bytes`, the
 //             memory stays in MPI's hands: after a failed operation the job is to be ended, and that memory
 //             must stay until the process ends. (A receiver of memory that was changed too early sees a wrong

@@ -11,24 +11,42 @@
 
 namespace weft::mpi {
 
+namespace {
+
+// An object of a deque that is never given back, only reused.
+template <class T>
+T& take(std::vector<T*>& free, std::deque<T>& all) {
+  if (free.empty()) return all.emplace_back();
+  T& reused = *free.back();
+  free.pop_back();
+  return reused;
+}
+
+}  // namespace
+
+void MpiTransport::check_peer(const TransferRecord& record) const {
+  if (closed_ || failure_) std::rethrow_exception(refusal());
+  if (record.peer < 0 || record.peer >= size_) {
+    throw UsageError("mpi: rank " + std::to_string(record.peer) + " is outside the world of " +
+                     std::to_string(size_));
+  }
+}
+
 // ---- sending ----
 
 Outgoing& MpiTransport::take_outgoing() {
-  if (free_outgoing_.empty()) {
-    Outgoing& fresh = memory_->outgoing.emplace_back();
-    fresh.head = Buffer(memory_->arena, wire::kFrameBytes + options_.bounce_bytes);
-    return fresh;
-  }
-  Outgoing& out = *free_outgoing_.back();
-  free_outgoing_.pop_back();
+  Outgoing& out = take(free_outgoing_, memory_->outgoing);
+  if (out.head.data() == nullptr)
+    out.head = Buffer(memory_->arena, wire::kFrameBytes + options_.bounce_bytes);
   return out;
 }
 
-bool MpiTransport::start_send(Outgoing& out, const std::byte* data, std::size_t bytes, const Route& to) {
+bool MpiTransport::start_send(Outgoing& out, std::span<const std::byte> bytes, int peer, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to.peer, to.tag, to.comm, &request);
+  const int code =
+      MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag, comm_, &request);
   if (code != MPI_SUCCESS) {
-    fail(code, -1, "MPI_Isend");
+    fail(code, peer, "MPI_Isend");
     return false;
   }
   requests_.push_back(request);
@@ -39,14 +57,12 @@ bool MpiTransport::start_send(Outgoing& out, const std::byte* data, std::size_t 
 
 void MpiTransport::post(SendRecord& send) noexcept {
   const std::size_t length = send.payload.size();
-  Route to{};
   try {
-    if (closed_ || failure_) std::rethrow_exception(refusal());
+    check_peer(send);
     if (length > options_.max_message) {
       throw UsageError("mpi: a message of " + std::to_string(length) + " bytes is above max_message, " +
                        std::to_string(options_.max_message));
     }
-    to = route(send);
   } catch (...) {
     sent(send, std::current_exception());
     return;
@@ -56,21 +72,24 @@ void MpiTransport::post(SendRecord& send) noexcept {
   if (options_.checksum) frame.payload_crc = wire::crc32c(send.payload);
   const wire::FrameBytes encoded = wire::encode_frame(frame);
   Outgoing& out = take_outgoing();
-  std::memcpy(out.head.data(), encoded.data(), encoded.size());
+  const std::span<std::byte> head = out.head.span();
+  std::memcpy(head.data(), encoded.data(), encoded.size());
   counters_.messages_sent += 1;
   counters_.payload_bytes_sent += length;
   counters_.wire_bytes_sent += length + wire::kFrameBytes;
 
-  if (length <= options_.bounce_bytes) {
-    if (length > 0) std::memcpy(out.head.data() + wire::kFrameBytes, send.payload.data(), length);
-    const bool started = start_send(out, out.head.data(), wire::kFrameBytes + length, to);
+  if (!is_long(frame)) {
+    if (length > 0) std::memcpy(head.data() + wire::kFrameBytes, send.payload.data(), length);
+    const bool started = start_send(out, head.first(wire::kFrameBytes + length), send.peer, kHeadTag);
     if (!started) release(out);
     sent(send, started ? nullptr : failure_);
     return;
   }
-  bool started = start_send(out, out.head.data(), wire::kFrameBytes, to);
+  bool started = start_send(out, head.first(wire::kFrameBytes), send.peer, kHeadTag);
+  const int tag = tag_of(long_sent_[static_cast<std::size_t>(send.peer)]++);
   for (std::size_t at = 0; started && at < length; at += options_.piece_limit) {
-    started = start_send(out, send.payload.data() + at, std::min(options_.piece_limit, length - at), to);
+    const std::size_t bytes = std::min(options_.piece_limit, length - at);
+    started = start_send(out, send.payload.subspan(at, bytes), send.peer, tag);
   }
   if (started) {
     out.record = &send;
@@ -83,187 +102,143 @@ void MpiTransport::post(SendRecord& send) noexcept {
 
 // ---- receiving ----
 
-bool MpiTransport::start_recv(Lane& lane, Owner::Role role, std::byte* data, std::size_t bytes) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  const int code =
-      MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, lane.source, lane.tag, lane.comm, &request);
-  if (code != MPI_SUCCESS) {
-    fail(code, lane.key.source, "MPI_Irecv");
-    return false;
-  }
-  requests_.push_back(request);
-  owners_.push_back({role, &lane});
-  return true;
+void MpiTransport::listen(Listener& listener) {
+  const int code = MPI_Irecv(listener.head.data(), static_cast<int>(listener.head.size()), MPI_BYTE,
+                             MPI_ANY_SOURCE, kHeadTag, comm_, &listener.request);
+  if (code != MPI_SUCCESS) fail(code, -1, "MPI_Irecv");
 }
 
 void MpiTransport::post(RecvRecord& recv) noexcept {
-  Route from{};
   try {
-    if (closed_ || failure_) std::rethrow_exception(refusal());
-    from = route(recv);
+    check_peer(recv);
   } catch (...) {
     recv.complete(std::current_exception());
     return;
   }
   stir();
-  Lane& lane = lane_of(recv, from);
-  append(lane, recv);
-  if (lane.state == Lane::State::arrived)
-    open_message(lane);
-  else
-    advance(lane);
-}
-
-Lane& MpiTransport::lane_of(const RecvRecord& recv, const Route& from) {
-  const Identity lane_id{
-      .group = recv.id.group, .slot = static_cast<std::uint32_t>(from.tag), .step = 0, .hop = 0};
-  const MatchKey key{recv.peer, lane_id};
-  if (Lane* lane = lanes_.front(key)) return *lane;
-  if (free_lanes_.empty()) {
-    Lane& fresh = memory_->lanes.emplace_back();
-    fresh.head = Buffer(memory_->arena, wire::kFrameBytes + options_.bounce_bytes);
-    free_lanes_.push_back(&fresh);
-  }
-  Lane& lane = *free_lanes_.back();
-  free_lanes_.pop_back();
-  lane.key = key;
-  lane.comm = from.comm;
-  lane.source = from.peer;
-  lane.tag = from.tag;
-  lanes_.push(lane);
-  return lane;
-}
-
-void MpiTransport::append(Lane& lane, RecvRecord& recv) {
-  recv.transport_data = &lane;
-  recv.match_next = nullptr;
-  recv.match_previous = lane.last;
-  (lane.last != nullptr ? lane.last->match_next : lane.first) = &recv;
-  lane.last = &recv;
-}
-
-void MpiTransport::unlink(Lane& lane, RecvRecord& recv) {
-  (recv.match_previous != nullptr ? recv.match_previous->match_next : lane.first) = recv.match_next;
-  (recv.match_next != nullptr ? recv.match_next->match_previous : lane.last) = recv.match_previous;
-  recv.match_next = recv.match_previous = nullptr;
-  recv.transport_data = nullptr;
-}
-
-// After any change: refuses, listens for the next message, or gives the lane back.
-void MpiTransport::advance(Lane& lane) {
-  if (lane.broken) {
-    while (RecvRecord* recv = lane.first) {
-      unlink(lane, *recv);
-      recv->complete(lane.broken);
-    }
+  if (Arrival* arrival = arrived_.pop(recv.key)) {
+    open_message(recv, arrival->frame, arrival->payload.span(), arrival->tag);
+    arrival->payload = Buffer();
+    free_arrivals_.push_back(arrival);
     return;
   }
-  if (lane.state != Lane::State::idle) return;
-  if (lane.first == nullptr) {
-    lanes_.erase(lane);
-    free_lanes_.push_back(&lane);
-  } else if (start_recv(lane, Owner::Role::head, lane.head.data(), lane.head.size())) {
-    lane.state = Lane::State::listening;
-  }
+  recv.transport_data = &waiting_;
+  waiting_.push(recv);
 }
 
-void MpiTransport::break_lane(Lane& lane, const std::exception_ptr& why) {
-  lane.broken = why;
-  lane.state = Lane::State::idle;
-  advance(lane);
-}
-
-// The frame of the next message is here, and so is a receive for it.
-void MpiTransport::open_message(Lane& lane) {
-  RecvRecord& recv = *lane.first;
-  bool behind = false;  // the payload follows the frame in one piece
+// What cannot be read here makes everything behind it unreadable.
+void MpiTransport::head_came(std::span<const std::byte> bytes, int source) {
   try {
-    const auto corrupt = [&](const std::string& what) {
-      throw TransportError(TransportError::Kind::corrupt, recv.peer,
-                           "frame from rank " + std::to_string(recv.peer) + ": " + what);
+    const auto corrupt = [source](const std::string& what) {
+      throw TransportError(TransportError::Kind::corrupt, source,
+                           "frame from rank " + std::to_string(source) + ": " + what);
     };
-    if (lane.head_bytes < wire::kFrameBytes) corrupt("only " + std::to_string(lane.head_bytes) + " bytes");
-    lane.frame = wire::parse_frame(lane.head.span().first<wire::kFrameBytes>(), recv.peer);
-    wire::check_frame(lane.frame, {.job = options_.job,
-                                   .epoch = options_.epoch,
-                                   .source = recv.peer,
-                                   .max_length = options_.max_message});
-    if (lane.frame.kind != wire::FrameKind::data) corrupt("no data where data were expected");
-    behind = lane.frame.length <= options_.bounce_bytes;
-    const std::size_t announced = wire::kFrameBytes + (behind ? lane.frame.length : 0);
-    if (lane.head_bytes != announced) {
-      corrupt(std::to_string(lane.head_bytes) + " bytes came where " + std::to_string(announced) +
+    if (bytes.size() < wire::kFrameBytes) corrupt("only " + std::to_string(bytes.size()) + " bytes");
+    const wire::Frame frame = wire::parse_frame(bytes.first<wire::kFrameBytes>(), source);
+    wire::check_frame(
+        frame,
+        {.job = options_.job, .epoch = options_.epoch, .source = source, .max_length = options_.max_message});
+    const std::size_t announced = wire::kFrameBytes + (is_long(frame) ? 0 : frame.length);
+    if (bytes.size() != announced) {
+      corrupt(std::to_string(bytes.size()) + " bytes came where " + std::to_string(announced) +
               " were announced");
     }
-    check_arrival(recv, lane.frame, rank_);
+    const std::span<const std::byte> behind = bytes.subspan(wire::kFrameBytes);
+    if (frame.kind == wire::FrameKind::data)
+      data_came(frame, behind);
+    else if (frame.kind == wire::FrameKind::goodbye && !is_long(frame))
+      goodbye_came(frame, behind);
+    else
+      corrupt("no data where data were expected");
   } catch (...) {
-    break_lane(lane, std::current_exception());
+    if (!failure_) failure_ = std::current_exception();
+  }
+}
+
+void MpiTransport::data_came(const wire::Frame& frame, std::span<const std::byte> payload) {
+  const int tag = is_long(frame) ? tag_of(long_announced_[static_cast<std::size_t>(frame.source)]++) : 0;
+  const MatchKey key{frame.source, frame.id};
+  if (RecvRecord* recv = waiting_.pop(key)) {
+    open_message(*recv, frame, payload, tag);
     return;
   }
-  unlink(lane, recv);
-  recv.transport_data = &lane;
-  lane.filling = &recv;
-  if (behind)
-    finish(lane, lane.head.span().subspan(wire::kFrameBytes, lane.frame.length), false);
-  else
-    fill(lane);
+  Arrival& arrival = take(free_arrivals_, memory_->arrivals);
+  arrival.key = key;
+  arrival.frame = frame;
+  arrival.tag = tag;
+  if (!payload.empty()) {
+    arrival.payload = Buffer(memory_->arena, payload.size());
+    std::memcpy(arrival.payload.data(), payload.data(), payload.size());
+  }
+  arrived_.push(arrival);
+}
+
+// A head has met its receive. A long payload that the receive refuses stays with MPI.
+void MpiTransport::open_message(RecvRecord& recv, const wire::Frame& frame,
+                                std::span<const std::byte> payload, int tag) {
+  recv.transport_data = nullptr;
+  try {
+    check_arrival(recv, frame, rank_);
+    if (is_long(frame)) {
+      fill(recv, frame, tag);
+      return;
+    }
+  } catch (...) {
+    recv.complete(std::current_exception());
+    return;
+  }
+  finish(&recv, frame, payload, false);
 }
 
 // Receives a long payload where it belongs.
-void MpiTransport::fill(Lane& lane) {
-  RecvRecord& recv = *lane.filling;
-  const std::size_t length = lane.frame.length;
-  try {
-    switch (recv.sink.kind) {
-      case Sink::Kind::into:
-        lane.target = recv.sink.into;
-        break;
-      case Sink::Kind::consume:
-        lane.staging = Buffer(memory_->arena, length);
-        lane.target = lane.staging.span();
-        break;
-      case Sink::Kind::keep:
-        recv.sink.kept = Buffer(recv.operation.executor->arena(), length);
-        lane.target = recv.sink.kept.span();
-        break;
-    }
-  } catch (...) {
-    lane.filling = nullptr;
-    recv.transport_data = nullptr;
-    recv.complete(std::current_exception());
-    break_lane(lane, std::current_exception());
-    return;
+void MpiTransport::fill(RecvRecord& recv, const wire::Frame& frame, int tag) {
+  const std::size_t length = frame.length;
+  Buffer staging;
+  std::span<std::byte> target = recv.sink.into;
+  if (recv.sink.kind == Sink::Kind::consume) {
+    staging = Buffer(memory_->arena, length);
+    target = staging.span();
+  } else if (recv.sink.kind == Sink::Kind::keep) {
+    recv.sink.kept = Buffer(recv.operation.executor->arena(), length);
+    target = recv.sink.kept.span();
   }
-  lane.state = Lane::State::filling;
-  lane.filled = 0;
+  Incoming& incoming = take(free_incoming_, memory_->incoming);
+  incoming.record = &recv;
+  incoming.frame = frame;
+  incoming.staging = std::move(staging);
+  incoming.target = target;
+  incoming.filled = 0;
+  recv.transport_data = &incoming;
   for (std::size_t at = 0; at < length; at += options_.piece_limit) {
-    const std::size_t bytes = std::min(options_.piece_limit, length - at);
-    if (!start_recv(lane, Owner::Role::piece, lane.target.data() + at, bytes))
-      return;  // failure() reaches the record
-    ++lane.pending;
+    const auto bytes = static_cast<int>(std::min(options_.piece_limit, length - at));
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Irecv(target.data() + at, bytes, MPI_BYTE, frame.source, tag, comm_, &request);
+    if (code != MPI_SUCCESS) {
+      fail(code, frame.source, "MPI_Irecv");  // failure() reaches the record
+      return;
+    }
+    requests_.push_back(request);
+    owners_.push_back({Owner::Role::piece, &incoming});
+    ++incoming.pending;
   }
 }
 
-void MpiTransport::finish(Lane& lane, std::span<const std::byte> payload, bool in_place) {
-  RecvRecord* recv = std::exchange(lane.filling, nullptr);
+// `recv` is null where nobody waits any more.
+void MpiTransport::finish(RecvRecord* recv, const wire::Frame& frame, std::span<const std::byte> payload,
+                          bool in_place) {
   counters_.messages_received += 1;
   counters_.payload_bytes_received += payload.size();
   counters_.wire_bytes_received += payload.size() + wire::kFrameBytes;
+  if (recv == nullptr) return;
   std::exception_ptr problem;
-  if (recv != nullptr) {
-    try {
-      if (options_.checksum) wire::check_payload(lane.frame, payload);
-      if (!in_place) deliver(*recv, payload, recv->operation.executor->arena());
-    } catch (...) {
-      problem = std::current_exception();
-    }
-    recv->transport_data = nullptr;
+  try {
+    if (options_.checksum) wire::check_payload(frame, payload);
+    if (!in_place) deliver(*recv, payload, recv->operation.executor->arena());
+  } catch (...) {
+    problem = std::current_exception();
   }
-  lane.staging = Buffer();
-  lane.target = {};
-  lane.state = Lane::State::idle;
-  advance(lane);
-  if (recv != nullptr) recv->complete(problem);
+  recv->transport_data = nullptr;
+  recv->complete(problem);
 }
 
 // ---- letting go ----
@@ -280,22 +255,21 @@ void MpiTransport::cancel(TransferRecord& record) noexcept {
 }
 
 void MpiTransport::cancel_recv(RecvRecord& recv) {
-  Lane& lane = *static_cast<Lane*>(recv.transport_data);
-  if (lane.filling != &recv) {
-    unlink(lane, recv);
-    if (lane.first == nullptr && lane.state == Lane::State::listening) cancel_head(lane);
+  void* const state = std::exchange(recv.transport_data, nullptr);
+  if (state == &waiting_) {
+    waiting_.erase(recv);
     return;
   }
-  recv.transport_data = nullptr;
-  lane.filling = nullptr;
+  auto& incoming = *static_cast<Incoming*>(state);
+  incoming.record = nullptr;
   if (recv.sink.kind == Sink::Kind::consume) return;  // the memory is ours
   const Time give_up = clock_.now() + kCancelPatience;
-  while (!failure_ && lane.state == Lane::State::filling && lane.filling == nullptr) {
+  while (!failure_ && incoming.pending > 0) {
     if (clock_.now() > give_up) {
       failure_ = std::make_exception_ptr(TransportError(
           TransportError::Kind::peer_lost, recv.peer,
           "rank " + std::to_string(rank_) + ": mpi: a receive from rank " + std::to_string(recv.peer) +
-              " was cancelled while its payload arrived, and the rest did not come within 0.1 s; end the "
+              " was cancelled while its payload arrived, and the rest did not come within 2 s; end the "
               "job"));
       return;
     }
@@ -306,18 +280,32 @@ void MpiTransport::cancel_recv(RecvRecord& recv) {
   }
 }
 
-// Nobody waits for this lane's next message: MPI may forget the receive. If it has matched already, the frame
-// arrives and waits in the lane for the next receive.
-void MpiTransport::cancel_head(Lane& lane) {
-  if (std::exchange(lane.cancelling, true)) return;
-  for (std::size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i].role == Owner::Role::head && owners_[i].target == &lane) MPI_Cancel(&requests_[i]);
-  }
-}
-
 // ---- progress ----
 
-// Asks MPI what has completed. The requests leave the list here, so that handling an event may add others.
+// Heads of one source fill the listeners in the order in which they were sent, and listeners are filled in
+// the order in which they listen: so the oldest is looked at until it has none.
+bool MpiTransport::take_heads() {
+  for (std::size_t taken = 0; taken < kListeners; ++taken) {
+    Listener& listener = memory_->listeners[oldest_listener_];
+    int done = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&listener.request, &done, &status);
+    if (code != MPI_SUCCESS) {
+      fail(code, -1, "a receive");
+      return true;
+    }
+    if (done == 0 || failure_) return taken > 0;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    head_came(listener.head.span().first(static_cast<std::size_t>(bytes)), status.MPI_SOURCE);
+    listen(listener);
+    oldest_listener_ = (oldest_listener_ + 1) % kListeners;
+  }
+  return true;
+}
+
+// Asks MPI what else has completed. The requests leave the list here, so that handling an event may add
+// others.
 bool MpiTransport::collect() {
   if (requests_.empty()) return false;
   const std::size_t count = requests_.size();
@@ -336,13 +324,10 @@ bool MpiTransport::collect() {
   for (int i = 0; i < done; ++i) {
     const MPI_Status& status = statuses_[static_cast<std::size_t>(i)];
     int bytes = 0;
-    int cancelled = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    MPI_Test_cancelled(&status, &cancelled);
     events_.push_back({.owner = owners_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])],
                        .error = code == MPI_ERR_IN_STATUS ? status.MPI_ERROR : MPI_SUCCESS,
-                       .bytes = bytes,
-                       .cancelled = cancelled != 0});
+                       .bytes = bytes});
   }
   std::sort(indices_.begin(), indices_.begin() + done, std::greater<>());
   for (int i = 0; i < done; ++i) {
@@ -366,67 +351,47 @@ void MpiTransport::dispatch() {
 }
 
 bool MpiTransport::poll() noexcept {
-  if (!collect()) return false;
-  dispatch();
-  stir();
-  return true;
+  bool any = take_heads();
+  if (collect()) {
+    dispatch();
+    any = true;
+  }
+  if (any) stir();
+  return any;
 }
 
 void MpiTransport::handle(const Event& event) {
-  switch (event.owner.role) {
-    case Owner::Role::outgoing: {
-      Outgoing& out = *static_cast<Outgoing*>(event.owner.target);
-      if (event.error != MPI_SUCCESS)
-        fail(event.error, out.record != nullptr ? out.record->peer : -1, "a send");
-      if (--out.pending > 0) break;
-      SendRecord* record = std::exchange(out.record, nullptr);
-      release(out);
-      if (record == nullptr) break;
-      record->transport_data = nullptr;
-      sent(*record, failure_);
-      break;
-    }
-    case Owner::Role::head:
-      head_came(*static_cast<Lane*>(event.owner.target), event);
-      break;
-    case Owner::Role::piece:
-      piece_came(*static_cast<Lane*>(event.owner.target), event);
-      break;
-    case Owner::Role::control:
-      goodbye_came(event);
-      break;
+  if (event.owner.role == Owner::Role::piece) {
+    piece_came(*static_cast<Incoming*>(event.owner.target), event);
+    return;
   }
+  Outgoing& out = *static_cast<Outgoing*>(event.owner.target);
+  if (event.error != MPI_SUCCESS) fail(event.error, out.record != nullptr ? out.record->peer : -1, "a send");
+  if (--out.pending > 0) return;
+  SendRecord* record = std::exchange(out.record, nullptr);
+  release(out);
+  if (record == nullptr) return;
+  record->transport_data = nullptr;
+  sent(*record, failure_);
 }
 
-void MpiTransport::head_came(Lane& lane, const Event& event) {
-  lane.cancelling = false;
-  if (event.cancelled) {
-    lane.state = Lane::State::idle;
-    advance(lane);
+void MpiTransport::piece_came(Incoming& incoming, const Event& event) {
+  const int source = incoming.frame.source;
+  if (event.error != MPI_SUCCESS) fail(event.error, source, "a receive");
+  incoming.filled += static_cast<std::size_t>(event.bytes);
+  if (--incoming.pending > 0 || failure_) return;
+  if (incoming.filled != incoming.frame.length) {
+    failure_ = std::make_exception_ptr(TransportError(
+        TransportError::Kind::corrupt, source,
+        "frame from rank " + std::to_string(source) + ": length is " + std::to_string(incoming.frame.length) +
+            ", but " + std::to_string(incoming.filled) + " bytes arrived"));
     return;
   }
-  if (event.error != MPI_SUCCESS) {
-    fail(event.error, lane.key.source, "a receive");
-    break_lane(lane, failure_);
-    return;
-  }
-  lane.head_bytes = static_cast<std::size_t>(event.bytes);
-  lane.state = Lane::State::arrived;
-  if (lane.first != nullptr) open_message(lane);
-}
-
-void MpiTransport::piece_came(Lane& lane, const Event& event) {
-  if (event.error != MPI_SUCCESS) fail(event.error, lane.key.source, "a receive");
-  lane.filled += static_cast<std::size_t>(event.bytes);
-  if (--lane.pending > 0 || failure_) return;
-  if (lane.filled == lane.frame.length) {
-    finish(lane, lane.target, lane.staging.data() == nullptr);
-    return;
-  }
-  failure_ = std::make_exception_ptr(TransportError(
-      TransportError::Kind::corrupt, lane.key.source,
-      "frame from rank " + std::to_string(lane.key.source) + ": length is " +
-          std::to_string(lane.frame.length) + ", but " + std::to_string(lane.filled) + " bytes arrived"));
+  finish(std::exchange(incoming.record, nullptr), incoming.frame, incoming.target,
+         incoming.staging.data() == nullptr);
+  incoming.staging = Buffer();
+  incoming.target = {};
+  free_incoming_.push_back(&incoming);
 }
 
 }  // namespace weft::mpi

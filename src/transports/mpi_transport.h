@@ -1,5 +1,5 @@
-// What transports/mpi.cc (life, groups, goodbye, sleep) and transports/mpi_messages.cc (sends, receives,
-// progress) share. Nobody else includes this: it needs <mpi.h>.
+// What transports/mpi.cc (life, goodbye, sleep) and transports/mpi_messages.cc (sends, receives, progress)
+// share. Nobody else includes this: it needs <mpi.h>.
 #pragma once
 
 #ifndef OMPI_SKIP_MPICXX
@@ -7,11 +7,11 @@
 #endif
 #include <mpi.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -23,7 +23,6 @@
 
 #include "transports/match_table.h"
 #include "transports/mpi.h"
-#include "transports/mpi_tag.h"
 #include "weft/transport.h"
 #include "wire/frame.h"
 
@@ -31,14 +30,11 @@ namespace weft::mpi {
 
 inline constexpr Time kShortestSleep = 5us;
 inline constexpr Time kCancelPatience = 2s;  // for what the network alone delays
+inline constexpr int kHeadTag = 0;           // payloads have those above
+// Enough for the heads that come between two polls; what finds none waits in MPI.
+inline constexpr std::size_t kListeners = 32;
 
 std::string text_of(int code);  // MPI's own words
-
-// A group as MPI knows it.
-struct Members {
-  MPI_Comm comm = MPI_COMM_NULL;
-  std::vector<int> rank_in_group;  // by rank in the world; -1 for strangers
-};
 
 // A message that leaves. Reused, with its bounce buffer.
 struct Outgoing {
@@ -47,46 +43,44 @@ struct Outgoing {
   int pending = 0;               // requests
 };
 
-// The receives of one (group, source, tag), first in first out. Lives from the first receive until the last
-// has its payload.
-struct Lane {
-  enum class State { idle, listening, arrived, filling };
+// A receive that is posted for the next head, whoever sends it.
+struct Listener {
+  Buffer head;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
 
-  MatchKey key;  // identity: the group, and the tag in place of the slot
-  Lane* match_next = nullptr;
-  Lane* match_previous = nullptr;
+// A message whose head came before its receive was posted. Reused.
+struct Arrival {
+  MatchKey key;
+  Arrival* match_next = nullptr;
+  Arrival* match_previous = nullptr;
 
-  MPI_Comm comm = MPI_COMM_NULL;
-  int source = 0;  // in the group
-  int tag = 0;
-  State state = State::idle;
-  RecvRecord* first = nullptr;
-  RecvRecord* last = nullptr;
-
-  bool cancelling = false;  // of `listening`: MPI was asked once; asking twice crashes Open MPI 4.1
-
-  Buffer head;  // where a frame (and a short payload) arrives
-  std::size_t head_bytes = 0;
   wire::Frame frame;
+  int tag = 0;     // of a long payload
+  Buffer payload;  // a short one
+};
 
-  RecvRecord* filling = nullptr;  // whose payload arrives; null once it was cancelled
-  Buffer staging;                 // of a consumer
+// A long payload on its way to where it belongs. Reused.
+struct Incoming {
+  RecvRecord* record = nullptr;  // null once it was cancelled
+  wire::Frame frame;
+  Buffer staging;  // of a consumer
   std::span<std::byte> target;
   std::size_t filled = 0;
   int pending = 0;
-  std::exception_ptr broken;  // what follows on this lane cannot be told apart any more
 };
 
 // What MPI may hold in its hands: left to the process when a failed transport goes before its requests.
 struct Memory {
   Arena arena;  // of heads and staging, which may outlive the engine's
+  std::array<Listener, kListeners> listeners;
   std::deque<Outgoing> outgoing;
-  std::deque<Lane> lanes;
-  Buffer control_head;
+  std::deque<Arrival> arrivals;
+  std::deque<Incoming> incoming;
 };
 
 struct Owner {
-  enum class Role { outgoing, head, piece, control } role;
+  enum class Role { outgoing, piece } role;
   void* target;
 };
 
@@ -94,7 +88,6 @@ struct Event {
   Owner owner;
   int error;
   int bytes;
-  bool cancelled;
 };
 
 class MpiTransport final : public Transport {
@@ -109,7 +102,6 @@ class MpiTransport final : public Transport {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
   void cancel(TransferRecord& record) noexcept override;
-  void add_group(std::uint64_t group, std::span<const int> members) override;
   bool poll() noexcept override;
   Time next_event() const override { return kNever; }
   void wait(Time until) noexcept override;
@@ -119,20 +111,16 @@ class MpiTransport final : public Transport {
   TrafficCounters counters() const override { return counters_; }
 
  private:
-  struct Route {
-    MPI_Comm comm;
-    int peer;
-    int tag;
-  };
   void agree_on_options();
-  MPI_Comm duplicate_world();
-  void listen_to_control();
-  Route route(const TransferRecord& record) const;
   std::exception_ptr refusal() const;
+  void check_peer(const TransferRecord& record) const;
   void fail(int code, int peer, const char* doing);
 
-  bool start_send(Outgoing& out, const std::byte* data, std::size_t bytes, const Route& to);
-  bool start_recv(Lane& lane, Owner::Role role, std::byte* data, std::size_t bytes);
+  // The n-th long payload from a rank to another has the n-th tag, on both sides.
+  int tag_of(std::uint32_t number) const {
+    return kHeadTag + 1 + static_cast<int>(number % static_cast<std::uint32_t>(payload_tags_));
+  }
+  bool start_send(Outgoing& out, std::span<const std::byte> bytes, int peer, int tag);
   Outgoing& take_outgoing();
   void release(Outgoing& out) { free_outgoing_.push_back(&out); }
   static void sent(SendRecord& send, std::exception_ptr error) {
@@ -140,23 +128,21 @@ class MpiTransport final : public Transport {
     send.complete(std::move(error));
   }
 
-  Lane& lane_of(const RecvRecord& recv, const Route& from);
-  void append(Lane& lane, RecvRecord& recv);
-  void unlink(Lane& lane, RecvRecord& recv);
-  void advance(Lane& lane);
-  void open_message(Lane& lane);
-  void fill(Lane& lane);
-  void finish(Lane& lane, std::span<const std::byte> payload, bool in_place);
-  void break_lane(Lane& lane, const std::exception_ptr& why);
+  void listen(Listener& listener);
+  void head_came(std::span<const std::byte> bytes, int source);
+  void data_came(const wire::Frame& frame, std::span<const std::byte> payload);
+  [[noreturn]] void goodbye_came(const wire::Frame& frame, std::span<const std::byte> text);
+  void open_message(RecvRecord& recv, const wire::Frame& frame, std::span<const std::byte> payload, int tag);
+  void fill(RecvRecord& recv, const wire::Frame& frame, int tag);
+  void finish(RecvRecord* recv, const wire::Frame& frame, std::span<const std::byte> payload, bool in_place);
   void cancel_recv(RecvRecord& recv);
-  void cancel_head(Lane& lane);
+  bool is_long(const wire::Frame& frame) const { return frame.length > options_.bounce_bytes; }
 
+  bool take_heads();
   bool collect();
   void dispatch();
   void handle(const Event& event);
-  void head_came(Lane& lane, const Event& event);
-  void piece_came(Lane& lane, const Event& event);
-  void goodbye_came(const Event& event);
+  void piece_came(Incoming& incoming, const Event& event);
   void stir() {
     last_event_ = clock_.now();
     sleep_ = kShortestSleep;
@@ -166,13 +152,12 @@ class MpiTransport final : public Transport {
   bool finalise_;
   int rank_ = 0;
   int size_ = 1;
-  MpiTagLayout layout_;
+  int payload_tags_ = 0;
   SteadyClock clock_;
-  MPI_Comm parent_ = MPI_COMM_NULL;   // groups are made from it; no message is ever on it
-  MPI_Comm control_ = MPI_COMM_NULL;  // goodbyes
-  std::map<std::uint64_t, Members> groups_;
+  MPI_Comm comm_ = MPI_COMM_NULL;
   std::unique_ptr<Memory> memory_ = std::make_unique<Memory>();
 
+  std::size_t oldest_listener_ = 0;
   std::vector<MPI_Request> requests_;  // parallel to owners_
   std::vector<Owner> owners_;
   std::vector<int> indices_;
@@ -180,9 +165,12 @@ class MpiTransport final : public Transport {
   std::vector<Event> events_;
   std::size_t next_to_handle_ = 0;
 
+  std::vector<std::uint32_t> long_sent_, long_announced_;  // numbers of the next, by peer
   std::vector<Outgoing*> free_outgoing_;
-  std::vector<Lane*> free_lanes_;
-  MatchTable<Lane> lanes_;
+  std::vector<Arrival*> free_arrivals_;
+  std::vector<Incoming*> free_incoming_;
+  MatchTable<RecvRecord> waiting_;
+  MatchTable<Arrival> arrived_;
 
   bool closed_ = false;
   std::exception_ptr failure_;

@@ -105,9 +105,6 @@ class ShapedTransport final : public Transport {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
   void cancel(TransferRecord& record) noexcept override;
-  void add_group(std::uint64_t group, std::span<const int> members) override {
-    inner_.add_group(group, members);
-  }
   bool poll() noexcept override;
   Time next_event() const override;
   void wait(Time until) noexcept override;

@@ -70,7 +70,6 @@ class SimWorld::Rank final : public Transport {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
   void cancel(TransferRecord& record) noexcept override;
-  void add_group(std::uint64_t, std::span<const int>) override {}
   bool poll() noexcept override;
   Time next_event() const override { return kNever; }  // the loop polls when there is something
   void wait(Time) noexcept override {

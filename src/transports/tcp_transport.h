@@ -32,7 +32,6 @@ class TcpTransport final : public Transport, private PeerEvents {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
   const Clock& clock() const override { return clock_; }
-  void add_group(std::uint64_t, std::span<const int>) override {}
   std::exception_ptr failure() const override { return failure_; }
   TrafficCounters counters() const override { return counters_; }
 

@@ -151,7 +151,6 @@ class ThreadsTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return options_.ranks; }
   const Clock& clock() const override { return clock_; }
-  void add_group(std::uint64_t, std::span<const int>) override {}
   Time next_event() const override { return kNever; }
   void wait(Time until) noexcept override { box(rank_).sleep(until); }
   void wake() noexcept override { box(rank_).wake(); }

@@ -92,15 +92,7 @@ void World::barrier() {
 }
 
 Comm World::subgroup(const std::vector<int>& ranks, std::uint32_t label) {
-  Comm group;
-  const auto make = [](Comm comm, const std::vector<int>& members, std::uint32_t l, Comm& out) -> Task<void> {
-    out = comm.subgroup(members, l);
-    co_return;
-  };
-  // A slot of its own: ranks outside the group do not take part, so no call number may be used up.
-  const SubmitOptions options = {.name = "subgroup", .traffic = TrafficClass::blocking, .slot = 0};
-  run(options, [&](Comm comm) { return make(comm, ranks, label, group); });
-  return group;
+  return comm().subgroup(ranks, label);
 }
 
 void run_ranks(int ranks, const std::function<void(World&)>& body) {

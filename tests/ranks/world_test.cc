@@ -8,6 +8,7 @@
 
 #include "weft/error.h"
 #include "weft/weft.h"
+#include "world/mesh.h"
 
 namespace weft {
 namespace {
@@ -78,6 +79,31 @@ TEST(World, SubgroupsHaveTheirOwnRanksAndNumbers) {
     world.barrier();
   });
   EXPECT_EQ(right.load(), 6);
+}
+
+// Every axis at once, each rank in an order of its own; all with the same slot.
+TEST(World, GroupsOfAMeshDoNotMeet) {
+  const Mesh mesh = parse_mesh("dp=4,pp=2,ep=2", 8);
+  run_ranks(8, [&](World& world) {
+    std::vector<Axis> axes(kAxes.begin(), kAxes.end());
+    std::rotate(axes.begin(), axes.begin() + world.rank() % 5, axes.end());
+    std::vector<std::vector<std::int64_t>> sums(axes.size(), std::vector<std::int64_t>(1, 1 << world.rank()));
+    std::vector<Ticket> tickets;
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const Comm group = axis_group(world, mesh, axes[i]);
+      tickets.push_back(world.engine().submit(
+          group, {.name = "axis sum", .slot = 3},
+          [&sum = sums[i]](Comm comm) { return all_reduce(comm, Dense(std::span(sum))); }));
+    }
+    for (const Ticket& ticket : tickets) ticket.wait();
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      std::int64_t expected = 0;
+      for (const int member : mesh.members(axes[i], world.rank())) expected += 1 << member;
+      EXPECT_EQ(sums[i][0], expected) << name_of(axes[i]) << " of rank " << world.rank();
+    }
+    world.barrier();
+  });
+  run_ranks(2, [&](World& world) { EXPECT_THROW(axis_group(world, mesh, Axis::dp), UsageError); });
 }
 
 TEST(World, AGroupThatLeavesItsCallerOutIsRefused) {

@@ -324,7 +324,8 @@ Task<void> gradients_first(Engine& engine, Job& gradient, Job& blocking) {
   const Ticket first = engine.submit(engine.world(), {.name = "gradient", .slot = 1},
                                      [&gradient](Comm comm) { return run_job(comm, gradient, 64); });
   co_await first;
-  const SubmitOptions urgent{.name = "all_to_all", .traffic = TrafficClass::blocking, .slot = 2};
+  const SubmitOptions urgent{
+      .name = "all_to_all", .traffic = TrafficClass::blocking, .slot = 2, .holds = true};
   const Ticket second =
       engine.submit(engine.world(), urgent, [&blocking](Comm comm) { return run_job(comm, blocking, 64); });
   co_await second;
@@ -350,7 +351,8 @@ std::vector<std::exception_ptr> waiting_against_holding(Time hold_limit) {
                                       [&](Comm) { return gradients_first(engines[0], gradient, blocking); }));
   for (int r = 1; r < kRanks; ++r) {
     Engine& engine = engines[r];
-    const SubmitOptions urgent{.name = "all_to_all", .traffic = TrafficClass::blocking, .slot = 2};
+    const SubmitOptions urgent{
+        .name = "all_to_all", .traffic = TrafficClass::blocking, .slot = 2, .holds = true};
     tickets.push_back(
         engine.submit(engine.world(), urgent, [&](Comm comm) { return run_job(comm, blocking, 64); }));
     tickets.push_back(engine.submit(engine.world(), {.name = "gradient", .slot = 1},

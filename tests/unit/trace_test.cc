@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 namespace weft {
 namespace {
 
@@ -16,6 +18,119 @@ TEST(Trace, HasItsFirstEventsAndCountsTheOthers) {
   EXPECT_NE(json.find("\"left_out\":3}"), std::string::npos);
   EXPECT_NE(json.find("rank 5"), std::string::npos);
   EXPECT_EQ(json.find("rank 0"), std::string::npos);
+}
+
+TEST(Trace, IsFilledFromSeveralThreads) {
+  Trace trace;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&trace] {
+      for (int i = 0; i < 1000; ++i) trace.add({.kind = TraceEvent::Kind::computing});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(trace.events().size(), 4000u);
+}
+
+TEST(Trace, EveryKindHasALaneWithAName) {
+  Trace trace;
+  trace.add({.kind = TraceEvent::Kind::micro_op, .name = "sum", .started = 2us, .finished = 3us});
+  trace.add({.kind = TraceEvent::Kind::waiting, .name = "sum of block 0", .finished = 4us});
+  trace.add({.kind = TraceEvent::Kind::computing, .name = "forward \"0\"", .step = 7, .finished = 1us});
+  trace.add({.kind = TraceEvent::Kind::hold, .name = "hold", .started = 1us, .finished = 5us});
+  const Trace* traces[] = {&trace};
+  const std::string json = chrome_trace(traces, 3);
+  const auto position = [&json](const std::string& text) {
+    EXPECT_NE(json.find(text), std::string::npos) << text << " in\n" << json;
+    return json.find(text);
+  };
+  const auto lane = [&](int tid, const std::string& name) {
+    const std::string of = "\"pid\":3,\"tid\":" + std::to_string(tid) + ",\"args\":{";
+    position("\"thread_sort_index\"," + of + "\"sort_index\":" + std::to_string(tid) + "}");
+    return position("\"thread_name\"," + of + "\"name\":\"" + name + "\"}");
+  };
+  EXPECT_LT(lane(0, "computing"), lane(1, "waiting"));
+  EXPECT_LT(lane(1, "waiting"), lane(2, "hold"));
+  EXPECT_LT(lane(2, "hold"), lane(5, "gradient"));
+  EXPECT_EQ(json.find("\"delayed\""), std::string::npos) << "a lane with nothing in it";
+  position(
+      "\"name\":\"forward \\\"0\\\"\",\"cat\":\"computing\",\"pid\":3,\"tid\":0,\"ts\":0.000,\"dur\":1.000,"
+      "\"args\":{\"step\":7}");
+}
+
+TraceEvent micro_op(TrafficClass traffic, Time ready, Time started, Time finished) {
+  return {.kind = TraceEvent::Kind::micro_op,
+          .name = traffic == TrafficClass::blocking ? "tokens" : "sums",
+          .traffic = traffic,
+          .ready = ready,
+          .started = started,
+          .finished = finished};
+}
+TraceEvent operation(TrafficClass traffic, Time ready, Time finished, bool holds) {
+  return {.kind = TraceEvent::Kind::operation,
+          .name = "all_to_all",
+          .traffic = traffic,
+          .ready = ready,
+          .started = ready,
+          .finished = finished,
+          .holds = holds};
+}
+
+// A gradient micro-op that starts at 10 us beside something else.
+TraceReport beside(TraceEvent other) {
+  Trace trace;
+  trace.add(micro_op(TrafficClass::gradient, 1us, 10us, 30us));
+  trace.add(std::move(other));
+  return verify_trace(trace);
+}
+
+TEST(VerifyTrace, FindsAGradientThatStartsWhileSomethingHolds) {
+  constexpr auto kBlocking = TrafficClass::blocking;
+  using Found = std::vector<std::string>;
+  const std::string began = "micro-op of 'sums' (gradient, step 0, hop 0) started while ";
+  // Blocking traffic waits, or is in the transport.
+  EXPECT_EQ(beside(micro_op(kBlocking, 9us, 11us, 12us)).breaches,
+            Found{began + "a blocking micro-op of 'tokens' was not done"});
+  EXPECT_EQ(beside(micro_op(kBlocking, 8us, 9us, 11us)).breaches.size(), 1u);
+  EXPECT_EQ(beside(operation(kBlocking, 2us, 20us, true)).breaches,
+            Found{began + "'all_to_all' was holding"});
+  EXPECT_EQ(beside({.kind = TraceEvent::Kind::hold, .ready = 9us, .started = 9us, .finished = 11us}).breaches,
+            Found{began + "blocking traffic was announced"});
+  // What does not hold: before, after, a blocking operation that only receives, other classes, the engine's
+  // own questions, computing.
+  EXPECT_TRUE(beside(micro_op(kBlocking, 2us, 2us, 10us)).breaches.empty());
+  EXPECT_TRUE(beside(micro_op(kBlocking, 10us, 10us, 12us)).breaches.empty());
+  EXPECT_TRUE(beside(operation(kBlocking, 2us, 20us, false)).breaches.empty());
+  EXPECT_TRUE(beside(micro_op(TrafficClass::prior, 2us, 2us, 20us)).breaches.empty());
+  TraceEvent question = micro_op(kBlocking, 2us, 2us, 20us);
+  question.hop = kAskingHop;
+  EXPECT_TRUE(beside(std::move(question)).breaches.empty());
+  EXPECT_TRUE(beside({.kind = TraceEvent::Kind::computing, .finished = 20us}).breaches.empty());
+}
+
+TEST(VerifyTrace, SeesALongOneBehindShortOnes) {
+  Trace trace;
+  trace.add(operation(TrafficClass::blocking, 1us, 100us, true));
+  for (int i = 2; i < 8; ++i) {
+    const Time at = i * 5us;
+    trace.add(micro_op(TrafficClass::blocking, at, at, at + 1us));
+    trace.add(micro_op(TrafficClass::gradient, at + 2us, at + 2us, at + 3us));
+  }
+  trace.add(micro_op(TrafficClass::delayed, 0us, 101us, 102us));
+  EXPECT_EQ(verify_trace(trace).breaches.size(), 6u);
+}
+
+TEST(VerifyTrace, CountsAgedStartsAndForgivesThem) {
+  Trace trace;
+  trace.add(operation(TrafficClass::blocking, 1us, 100us, true));
+  for (const bool aged : {true, true, false}) {
+    TraceEvent e = micro_op(TrafficClass::gradient, 2us, 50us, 60us);
+    e.aged = aged;
+    trace.add(e);
+  }
+  const TraceReport report = verify_trace(trace);
+  EXPECT_EQ(report.aged, 2u);
+  EXPECT_EQ(report.breaches.size(), 1u);
 }
 
 }  // namespace
