@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "weft_torch/models/options.h"
+#include "workload/model_options.h"
 
 namespace weft {
 
