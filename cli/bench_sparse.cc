@@ -172,7 +172,7 @@ std::string row_text(const Json& row) {
     return row[field].is_null() ? std::string("-") : number(form, row[field]);
   };
   const bool bound = row["formula_is_bound"], off = !row["bytes_as_formula"];
-  const bool dense = row["algorithm"].get<std::string>().starts_with("dense");
+  const bool dense = !find_sparse_algorithm(row["algorithm"].get<std::string>()).selects;
   return joined(
       {row["algorithm"], dense ? "-" : row["codec"].get<std::string>(), seconds_text(row["seconds_median"]),
        seconds_text(row["seconds_p99"]),
@@ -268,7 +268,7 @@ bool checks_topka(const BenchOptions& options, const SparseCase& c) {
 
 bool conserves(const SparseBench& bench, const SparseAlgorithm& row) {
   const bool rule = bench.residual == ResidualRule::gres || bench.residual == ResidualRule::drop;
-  return row.name == "dense" || (rule && row.name != "dense-bf16");
+  return row.lossless || (rule && row.selects);
 }
 
 double mass_tolerance(int ranks, double largest, const SparseWorth& worth) {

@@ -15,12 +15,12 @@
 #include "compare_point.h"
 #include "compare_run.h"
 #include "compare_table.h"
+#include "data/open.h"
 #include "emulated.h"
 #include "memory.h"
 #include "text.h"
 #include "torch_verbs.h"
 #include "verbs.h"
-#include "weft_torch/data/open.h"
 #include "weft_torch/train/trainer.h"
 #include "world/placement.h"
 

@@ -38,8 +38,6 @@ struct Parser {
     add_comparison();
     add_model_flags(settings, typed);
     add_data_flags(settings, typed);
-    settings.group("Gradients");
-    settings.add("density", typed.options.density, "share of the gradient that sparse schemes send");
     add_gradient_flags(settings, typed);
     add_optimizer_flags(settings, typed);
     app.footer(
@@ -171,7 +169,7 @@ CompareCommand read_compare(const std::vector<std::string>& arguments, const Pla
   const NamedLink link = link_of(t.link);
   command.links = t.sweep.empty() ? std::vector{link} : swept(t.sweep, t.link);
   for (const std::string& scheme : command.schemes) {
-    t.options.scheme = scheme;
+    t.options.scheme.name = scheme;
     check_train(t.options, command.ranks);
   }
   command.options = t.options;

@@ -9,7 +9,7 @@
 
 #include "train_flags.h"
 #include "transports/link_spec.h"
-#include "weft_torch/train/options.h"
+#include "workload/train_options.h"
 #include "world/placement.h"
 
 namespace weft::cli {

@@ -135,8 +135,9 @@ void take_turns(const std::vector<std::string>& schemes, int ranks, const Turns&
 TrainOptions options_of(const CompareCommand& command, const std::string& scheme, const Turns& turns) {
   TrainOptions options = command.options;
   const Variant variant = variant_of(scheme);
-  options.scheme = variant.scheme;
-  options.bucket_mib = variant.bucket_mib.value_or(options.bucket_mib);
+  options.scheme.name = variant.scheme;
+  if (variant.bucket_mib)
+    find_scheme_knob("bucket-mib").set(options.scheme, std::to_string(*variant.bucket_mib));
   options.steps = turns.steps();
   return options;
 }

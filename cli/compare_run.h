@@ -10,8 +10,8 @@
 #include "compare_options.h"
 #include "compare_point.h"
 #include "compare_turns.h"
+#include "data/source.h"
 #include "weft/world.h"
-#include "weft_torch/data/source.h"
 #include "workload/emulate.h"
 #include "workload/outline.h"
 

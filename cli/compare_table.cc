@@ -160,7 +160,7 @@ std::string sentence_on(const CompareCommand& command, const std::vector<Row>& r
   if (dense->exposed_share)
     text += form(", %.0f %% of it exposed communication", 100 * std::max(0.0, *dense->exposed_share));
   text += "; " + p.scheme;
-  if (takes_density(p.scheme)) text += form(" at density %g", command.options.density);
+  if (find_scheme(p.scheme).selects) text += form(" at density %g", command.options.scheme.density);
   text += " takes " + seconds_text(best->seconds.value) + form(", %.2f times as fast", best->speedup->value);
   text += ", and sends " + size_text(p.wire_bytes) + " a step (formula: " + size_text(p.formula_bytes) +
           ") instead of " + size_text(dense->point->wire_bytes) +

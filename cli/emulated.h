@@ -10,9 +10,9 @@
 
 #include "transports/link_spec.h"
 #include "weft/world.h"
-#include "weft_torch/train/options.h"
 #include "workload/emulate.h"
 #include "workload/outline.h"
+#include "workload/train_options.h"
 
 namespace weft::cli {
 

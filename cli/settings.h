@@ -46,6 +46,19 @@ class Settings {
     return option->group(group_);
   }
 
+  // One that is set and told by texts; `text` as TOML has it.
+  CLI::Option* add(const std::string& name, std::function<void(const std::string&)> set,
+                   std::function<std::string()> text, const std::string& help) {
+    rows_.push_back({name, std::move(text)});
+    return app_.add_option_function<std::string>("--" + name, std::move(set), help)->group(group_);
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const Row& row : rows_) out.push_back(row.name);
+    return out;
+  }
+
   // As TOML, one line a setting. The environment (WEFT_TOKEN) is not among them.
   std::string toml() const {
     std::string out;

@@ -15,16 +15,16 @@ namespace {
 std::unique_ptr<DataParallel> layer_of(const SparseBench& bench, const SparseCase& c, Engine& engine) {
   if (bench.buckets == 0) return nullptr;
   DataParallelOptions options;
-  options.algorithm = c.row->name;
-  options.density = static_cast<double>(c.k) / static_cast<double>(c.length);
-  options.codec = bench.codec;
-  options.blocks = bench.blocks;
-  options.residual = bench.residual;
-  options.teams = bench.teams;
-  options.gather = bench.gather;
-  options.quotas = bench.quotas;
-  options.buckets = {.bucket_bytes = sizeof(float), .dense_below = 0};  // each parameter is a bucket
-  options.threads = bench.threads;
+  options.scheme = {.name = std::string(c.row->name),
+                    .density = static_cast<double>(c.k) / static_cast<double>(c.length),
+                    .codec = bench.codec,
+                    .blocks = bench.blocks,
+                    .residual = bench.residual,
+                    .quotas = bench.quotas,
+                    .teams = bench.teams,
+                    .gather = bench.gather,
+                    .buckets = {.bucket_bytes = sizeof(float), .dense_below = 0},  // one for each parameter
+                    .threads = bench.threads};
   options.first_slot = c.slot + 1;
   std::vector<ParameterInfo> parameters;
   for (int b = 0; b < bench.buckets; ++b) {

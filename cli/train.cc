@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 // Makes the folder; only one rank of a run does.
 std::string claim_folder(const TrainCommand& command) {
   const fs::path folder = command.place.folder.empty()
-                              ? default_folder(command.options.model, command.options.scheme)
+                              ? default_folder(command.options.model, command.options.scheme.name)
                               : command.place.folder;
   prepare_folder(folder, command.run.resume != TrainRun::Resume::no);
   return folder.string();

@@ -19,7 +19,7 @@ StepRecord record_of(const std::vector<EmulatedSteps>& ranks, std::size_t step, 
   StepRecord record;
   record.step = static_cast<std::int64_t>(step);
   record.lr = lr_at(options, record.step);
-  record.density = takes_density(options.scheme) ? options.density : 1;
+  record.density = density_at(options, record.step);
   record.tokens = static_cast<std::int64_t>(tokens);
   record.seconds = first.step_seconds[step];
   record.waited_seconds = first.waited_seconds[step];

@@ -50,14 +50,16 @@ void add_data_flags(Settings& s, TrainFlags& t) {
 void add_gradient_flags(Settings& s, TrainFlags& t) {
   s.group("Gradients");
   s.add("warmup-steps", t.options.warmup_steps, "over which the density falls from 0.25; 0: none");
-  s.add("momentum-correction", t.options.momentum_correction,
-        "sgd: momentum of each rank's gradients, before the residual; 0: none");
-  s.add("codec", t.options.codec, "coo, packed (default), packed-bf16");
-  s.add("residual", t.options.residual, "gres (default), pres, lres, drop");
-  s.add("quotas", t.options.quotas, "of the buckets' entries: adaptive (default), proportional");
-  s.add("teams", t.options.teams, "spardl: a divisor of the ranks; 0: by the cost model");
-  s.add("powersgd-rank", t.options.powersgd_rank, "powersgd: columns of its factors");
-  s.add("bucket-mib", t.options.bucket_mib, "of a bucket, in MiB");
+  for (const SchemeKnob& knob : scheme_knobs()) {
+    SchemeOptions& scheme = t.options.scheme;
+    const auto text = [&knob, &scheme] {
+      return knob.is_text ? toml_string(knob.text(scheme)) : knob.text(scheme);
+    };
+    CLI::Option* const option = s.add(
+        std::string(knob.name), [&knob, &scheme](const std::string& value) { knob.set(scheme, value); }, text,
+        std::string(knob.help));
+    if (!knob.is_text) option->type_name("NUMBER")->default_str(knob.text(scheme));
+  }
   s.add("find-unused", t.options.find_unused, "leave parameters alone that no rank used in a step");
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "settings.h"
-#include "weft_torch/train/options.h"
+#include "workload/train_options.h"
 #include "world/placement.h"
 
 namespace weft::cli {
@@ -44,7 +44,7 @@ std::string list_of(const std::vector<std::string_view>& names);
 // One group of flags each. REQUIRES: `flags` outlives the settings.
 void add_model_flags(Settings& settings, TrainFlags& flags);
 void add_data_flags(Settings& settings, TrainFlags& flags);
-void add_gradient_flags(Settings& settings, TrainFlags& flags);   // without --scheme and --density
+void add_gradient_flags(Settings& settings, TrainFlags& flags);   // without --scheme
 void add_optimizer_flags(Settings& settings, TrainFlags& flags);  // without --steps
 
 void add_computation_flags(Settings& settings, Computation& computation);  // into the group that is open

@@ -20,8 +20,7 @@ struct Typed : TrainFlags, Computation {
 
 void add_scheme(Settings& s, Typed& t) {
   s.group("Gradients");
-  s.add("scheme", t.options.scheme, list_of(scheme_names()) + " (default spardl)");
-  s.add("density", t.options.density, "share of the gradient that sparse schemes send");
+  s.add("scheme", t.options.scheme.name, list_of(scheme_names()) + " (default spardl)");
   add_gradient_flags(s, t);
 }
 

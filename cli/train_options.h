@@ -10,8 +10,8 @@
 #include "run_folder.h"
 #include "train_flags.h"
 #include "transports/link_spec.h"
-#include "weft_torch/train/options.h"
 #include "weft_torch/train/trainer.h"
+#include "workload/train_options.h"
 #include "world/placement.h"
 
 namespace weft::cli {

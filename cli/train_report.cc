@@ -60,9 +60,10 @@ void TrainReport::started(const TrainStart& start) {
   cut_metrics(report_.folder, start.first_step);
   metrics_.open(report_.folder / "metrics.jsonl", std::ios::app);
   for (const std::string& note : start.notes) std::fprintf(stderr, "weft: note: %s\n", note.c_str());
-  const std::string density = takes_density(options_.scheme) ? form(" at density %g", options_.density) : "";
+  const std::string density =
+      find_scheme(options_.scheme.name).selects ? form(" at density %g", options_.scheme.density) : "";
   std::printf("%s, %s parameters, %s%s, %d %s over %s%s%s\n", options_.model.c_str(),
-              count_text(static_cast<double>(start.parameters)).c_str(), options_.scheme.c_str(),
+              count_text(static_cast<double>(start.parameters)).c_str(), options_.scheme.name.c_str(),
               density.c_str(), report_.ranks, report_.ranks == 1 ? "rank" : "ranks",
               report_.transport.c_str(),
               report_.compute == "real" ? "" : (", " + report_.compute + " computation").c_str(),
@@ -141,8 +142,8 @@ void TrainReport::finish(const TrainSummary& s) {
   const bool real = report_.compute == "real";
   const Json summary{{"model", options_.model},
                      {"parameters", start_.parameters},
-                     {"scheme", options_.scheme},
-                     {"density", options_.density},
+                     {"scheme", options_.scheme.name},
+                     {"density", options_.scheme.density},
                      {"updates_wait_because", why_updates_wait(options_)},
                      {"transport", report_.transport},
                      {"ranks", report_.ranks},

@@ -37,8 +37,7 @@ VerifyCommand read(const std::vector<std::string>& arguments, const Placement& p
   add_model_flags(settings, t);
   add_data_flags(settings, t);
   settings.group("Gradients");
-  settings.add("scheme", t.options.scheme, list_of(scheme_names()) + " (default spardl)");
-  settings.add("density", t.options.density, "share of the gradient that sparse schemes send");
+  settings.add("scheme", t.options.scheme.name, list_of(scheme_names()) + " (default spardl)");
   add_gradient_flags(settings, t);
   add_optimizer_flags(settings, t);
   settings.group("Run");
@@ -76,8 +75,8 @@ Json json_of(const VerifyCommand& command, const VerifyReport& report) {
   const Distance* const block = most_hurt(report.blocks);
   const Distance* const parameter = most_hurt(report.parameters);
   Json out{{"model", o.model},
-           {"scheme", o.scheme},
-           {"density", takes_density(o.scheme) ? o.density : 1},
+           {"scheme", o.scheme.name},
+           {"density", density_at(o, o.steps)},
            {"ranks", command.ranks},
            {"steps", report.steps},
            {"loss", report.loss},
@@ -96,7 +95,7 @@ void print_row(const char* name, const Distance& d) {
 
 void print_table(const VerifyCommand& command, const VerifyReport& report) {
   const TrainOptions& o = command.flags.options;
-  std::printf("%s under %s beside dense, %d %s, %lld steps\n", o.model.c_str(), o.scheme.c_str(),
+  std::printf("%s under %s beside dense, %d %s, %lld steps\n", o.model.c_str(), o.scheme.name.c_str(),
               command.ranks, command.ranks == 1 ? "rank" : "ranks", static_cast<long long>(report.steps));
   std::printf("%-38s %10s %12s %12s %12s\n", "", "elements", "gradient", "parameter", "drift");
   for (const Distance& block : report.blocks) {
@@ -160,7 +159,8 @@ int verify(const std::vector<std::string>& arguments) {
     }
     prints = world->rank() == 0;
   }
-  if (!sound(report)) throw Error("the training under " + command.flags.options.scheme + " is not finite");
+  if (!sound(report))
+    throw Error("the training under " + command.flags.options.scheme.name + " is not finite");
   if (prints && command.json)
     std::printf("%s\n", json_of(command, report).dump(2).c_str());
   else if (prints)

@@ -10,9 +10,9 @@
 #include <cstdlib>
 #include <exception>
 
+#include "data/batches.h"
+#include "data/open.h"
 #include "weft/weft.h"
-#include "weft_torch/data/batches.h"
-#include "weft_torch/data/open.h"
 #include "weft_torch/train/replica.h"
 
 namespace {
@@ -39,8 +39,8 @@ void train(weft::World& world) {
 
   // The exchange: what is sent and how, and the optimizer that gets the averages.
   weft::ReplicaOptions options;
-  options.parallel.algorithm = "spardl";
-  options.parallel.density = 0.05;
+  options.parallel.scheme.name = "spardl";
+  options.parallel.scheme.density = 0.05;
   options.optimizer.lr = 3e-3;
   weft::Replica replica(world.engine(), world.comm(), *model, options);
 

@@ -54,32 +54,33 @@ class Reader {
 
 DataParallelOptions options_of(const py::dict& values) {
   DataParallelOptions out;
-  std::string dtype = "float32", residual{name_of(out.residual)}, quotas{name_of(out.quotas)};
+  SchemeOptions& scheme = out.scheme;
+  std::string dtype = "float32", residual{name_of(scheme.residual)}, quotas{name_of(scheme.quotas)};
   Reader reader(values);
-  reader.take("scheme", out.algorithm);
+  reader.take("scheme", scheme.name);
   reader.take("dtype", dtype);
-  reader.take("density", out.density);
-  reader.take("codec", out.codec);
-  reader.take("blocks", out.blocks);
+  reader.take("density", scheme.density);
+  reader.take("codec", scheme.codec);
+  reader.take("blocks", scheme.blocks);
   reader.take("residual", residual);
-  reader.take("teams", out.teams);
-  reader.take("gather", out.gather);
+  reader.take("teams", scheme.teams);
+  reader.take("gather", scheme.gather);
   reader.take("quotas", quotas);
-  reader.take("bucket_bytes", out.buckets.bucket_bytes);
-  reader.take("dense_below", out.buckets.dense_below);
-  reader.take("rank", out.rank);
-  reader.take("min_compression", out.min_compression);
-  reader.take("seed", out.seed);
-  reader.take("all_reduce", out.all_reduce);
+  reader.take("bucket_bytes", scheme.buckets.bucket_bytes);
+  reader.take("dense_below", scheme.buckets.dense_below);
+  reader.take("rank", scheme.columns);
+  reader.take("min_compression", scheme.min_compression);
+  reader.take("seed", scheme.seed);
+  reader.take("all_reduce", scheme.all_reduce);
+  reader.take("momentum_correction", scheme.momentum_correction);
+  reader.take("threads", scheme.threads);
   reader.take("divisor", out.divisor);
-  reader.take("momentum_correction", out.momentum_correction);
   reader.take("clip_local", out.clip_local);
   reader.take("find_unused", out.find_unused);
-  reader.take("threads", out.threads);
   reader.finish();
   out.dtype = dtype == "float64" ? DType::float64 : DType::float32;
-  out.residual = residual_rule_of(residual);
-  out.quotas = quota_kind_of(quotas);
+  scheme.residual = residual_rule_of(residual);
+  scheme.quotas = quota_kind_of(quotas);
   return out;
 }
 

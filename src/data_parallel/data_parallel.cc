@@ -4,8 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "base/names.h"
-#include "collectives/registry.h"
 #include "kernels/optimize.h"
 #include "kernels/select.h"
 #include "weft/collective.h"
@@ -18,42 +16,33 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw UsageError("data parallel: " + what); }
 
-double checked_density(double density) {
-  if (!(density > 0 && density <= 1)) refuse("density must be in (0, 1], not " + std::to_string(density));
-  return density;
-}
-
-constexpr std::string_view kPowerSgd = "powersgd";
-
-bool is_dense_row(std::string_view algorithm) { return algorithm == "dense" || algorithm == "dense-bf16"; }
-
-void check_algorithm(const DataParallelOptions& options) {
-  std::vector<std::string_view> known;
-  for (const SparseAlgorithm& row : sparse_algorithms()) known.push_back(row.name);
-  known.push_back(kPowerSgd);
-  if (std::ranges::find(known, options.algorithm) == known.end())
-    refuse(unknown_name("algorithm", options.algorithm, known));
-  if (options.rank < 1) refuse("rank must be at least 1, not " + std::to_string(options.rank));
-  if (!(options.min_compression >= 0)) refuse("min_compression must not be negative");
-  if (options.all_reduce != "auto") find_algorithm(Family::all_reduce, options.all_reduce);
-}
-
-void check_recipe(const DataParallelOptions& options) {
-  const double momentum = options.momentum_correction;
-  if (!(momentum >= 0 && momentum < 1))
-    refuse("momentum correction must be at least 0 and below 1, not " + std::to_string(momentum));
-  if (momentum > 0 && (is_dense_row(options.algorithm) || options.algorithm == kPowerSgd)) {
-    refuse("momentum correction is for schemes that select entries, not for '" + options.algorithm +
+// Throws with a sentence of this class.
+void check(const DataParallelOptions& options, int ranks) {
+  try {
+    check_scheme(options.scheme, ranks);
+  } catch (const UsageError& error) {
+    refuse(error.what());
+  }
+  const Scheme& scheme = find_scheme(options.scheme.name);
+  if (options.scheme.momentum_correction > 0 && !scheme.selects) {
+    refuse("momentum correction is for schemes that select entries, not for '" + options.scheme.name +
            "': give the optimizer its momentum");
   }
   if (!(options.clip_local >= 0) || std::isinf(options.clip_local))
     refuse("clip_local must be finite and not negative");
+  if (options.dtype != DType::float32 && options.dtype != DType::float64)
+    refuse("gradients are float32 or float64");
+  if (options.dtype == DType::float64 && !scheme.wide) {
+    refuse("float64 gradients are reduced by '" + std::string(lossless_scheme().name) + "' only, not by '" +
+           options.scheme.name + "'");
+  }
+  if (!(options.divisor > 0)) refuse("the divisor must be positive");
 }
 
-// What is short needs no bucket of its own where nothing is selected.
-BucketOptions buckets_of(std::string_view algorithm, BucketOptions buckets) {
-  if (algorithm == kPowerSgd) buckets.dense_below = 0;
-  return buckets;
+DataParallelOptions checked(DataParallelOptions options, int ranks) {
+  if (options.divisor == 0) options.divisor = ranks;
+  check(options, ranks);
+  return options;
 }
 
 }  // namespace
@@ -62,19 +51,10 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
                            DataParallelOptions options)
     : engine_(engine),
       comm_(comm),
-      options_(std::move(options)),
-      plan_(std::move(parameters), buckets_of(options_.algorithm, options_.buckets)),
+      options_(checked(std::move(options), comm.size())),
+      scheme_(find_scheme(options_.scheme.name)),
+      plan_(std::move(parameters), bucket_options(options_.scheme)),
       state_(std::make_unique<ParameterState>(plan_)) {
-  checked_density(options_.density);
-  check_algorithm(options_);
-  check_recipe(options_);
-  wire::sparse_codec_of(options_.codec);
-  if (options_.dtype != DType::float32 && options_.dtype != DType::float64)
-    refuse("gradients are float32 or float64");
-  if (options_.dtype == DType::float64 && options_.algorithm != "dense")
-    refuse("float64 gradients are reduced by 'dense' only, not by '" + options_.algorithm + "'");
-  if (options_.divisor == 0) options_.divisor = comm.size();
-  if (!(options_.divisor > 0)) refuse("the divisor must be positive");
   lay_out();
   submit_comparison();
 }
@@ -89,16 +69,10 @@ void DataParallel::lay_out() {
     run->bucket = &plan_.bucket(b);
     run->state = &state_->bucket(b);
     run->wide = options_.dtype == DType::float64;
-    run->options.codec = options_.codec;
-    run->options.blocks = options_.blocks;
-    run->options.residual = options_.residual;
-    run->options.teams = options_.teams;
-    run->options.gather = options_.gather;
-    run->options.threads = options_.threads;
-    if (options_.algorithm == kPowerSgd) run->low_rank = low_rank_of_bucket(*run->bucket);
-    run->order = options_.all_reduce;
-    run->momentum = static_cast<float>(options_.momentum_correction);
-    if (options_.momentum_correction > 0) run->velocity = &state_->bucket_velocity(b);
+    if (scheme_.low_rank) run->low_rank = low_rank_of_bucket(*run->bucket);
+    run->order = options_.scheme.all_reduce;
+    run->momentum = static_cast<float>(options_.scheme.momentum_correction);
+    if (options_.scheme.momentum_correction > 0) run->velocity = &state_->bucket_velocity(b);
     runs_.push_back(std::move(run));
   }
   assign_quotas();
@@ -106,8 +80,9 @@ void DataParallel::lay_out() {
 }
 
 std::unique_ptr<LowRank> DataParallel::low_rank_of_bucket(const Bucket& bucket) {
-  const LowRankOptions options{
-      .rank = options_.rank, .min_compression = options_.min_compression, .seed = options_.seed};
+  const LowRankOptions options{.rank = options_.scheme.columns,
+                               .min_compression = options_.scheme.min_compression,
+                               .seed = options_.scheme.seed};
   auto out = std::make_unique<LowRank>(options);
   for (const BucketPiece& piece : bucket.pieces) {
     const ParameterInfo& info = plan_.parameter(piece.parameter);
@@ -133,11 +108,10 @@ void DataParallel::assign_quotas() {
       parts.push_back({b, plan_.parameter(piece.parameter).count, state_->scale(piece.parameter)});
     }
   }
-  const std::int64_t k = std::llround(options_.density * static_cast<double>(plan_.sparse_count()));
-  const bool adapts =
-      options_.quotas == QuotaKind::adaptive && k < plan_.sparse_count() && !is_dense_row(options_.algorithm);
-  quotas_ = options_.quotas == QuotaKind::adaptive ? adaptive_quotas(lengths, parts, k)
-                                                   : proportional_quotas(lengths, k);
+  const std::int64_t k = std::llround(options_.scheme.density * static_cast<double>(plan_.sparse_count()));
+  const bool adaptive = options_.scheme.quotas == QuotaKind::adaptive;
+  const bool adapts = adaptive && k < plan_.sparse_count() && scheme_.selects;
+  quotas_ = adaptive ? adaptive_quotas(lengths, parts, k) : proportional_quotas(lengths, k);
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const auto i = static_cast<std::size_t>(b);
     const Bucket& bucket = plan_.bucket(b);
@@ -145,12 +119,10 @@ void DataParallel::assign_quotas() {
     BucketRun& run = *runs_[i];
     if (run.low_rank) quotas_[i] = bucket.count;
     run.step = static_cast<std::uint32_t>(state_->step());
-    run.options.k = quotas_[i];
-    // (Where every entry would be sent, indices are a waste, and selection on the way may lose some.)
-    const bool whole = quotas_[i] == bucket.count && !is_dense_row(options_.algorithm) && !run.low_rank;
-    run.options.algorithm = whole || bucket.dense ? std::string_view("dense") : options_.algorithm;
-    run.measures = adapts && !bucket.dense && !run.low_rank;
-    run.masks = run.options.algorithm != "dense";
+    const Scheme& taken = scheme_of_bucket(scheme_, bucket.dense, quotas_[i], bucket.count);
+    run.options = sparse_call(taken, options_.scheme, quotas_[i]);
+    run.measures = adapts && !bucket.dense;
+    run.masks = taken.selects;
   }
 }
 
@@ -341,17 +313,22 @@ void DataParallel::replan(const BucketOptions& buckets, std::span<const int> use
   std::vector<ParameterInfo> parameters(plan_.parameters().begin(), plan_.parameters().end());
   if (!use.empty() && use.size() != parameters.size()) refuse("replan: one place of use for each parameter");
   for (std::size_t p = 0; p < use.size(); ++p) parameters[p].use = use[p];
-  BucketPlan plan(std::move(parameters), buckets_of(options_.algorithm, buckets));
+  SchemeOptions changed = options_.scheme;
+  changed.buckets = buckets;
+  BucketPlan plan(std::move(parameters), bucket_options(changed));
   state_->install(plan);
   plan_ = std::move(plan);
-  options_.buckets = buckets;
+  options_.scheme.buckets = buckets;
   lay_out();
   submit_comparison();
 }
 
 void DataParallel::set_density(double density) {
   require_between_steps("set_density()");
-  options_.density = checked_density(density);
+  SchemeOptions changed = options_.scheme;
+  changed.density = density;
+  check_scheme(changed, comm_.size());
+  options_.scheme.density = density;
 }
 
 StateSnapshot DataParallel::save() const {
@@ -362,7 +339,7 @@ StateSnapshot DataParallel::save() const {
 void DataParallel::load(const StateSnapshot& snapshot) {
   require_between_steps("load()");
   const auto moves = [](const StateSnapshot::Parameter& p) { return !p.velocity.empty(); };
-  if (options_.momentum_correction == 0 && std::ranges::any_of(snapshot.parameters, moves))
+  if (options_.scheme.momentum_correction == 0 && std::ranges::any_of(snapshot.parameters, moves))
     refuse("the snapshot has velocities of momentum correction, which is off here");
   state_->load(snapshot, comm_.rank(), comm_.size());
   lay_out();

@@ -44,6 +44,7 @@
 #include "data_parallel/bucket_run.h"
 #include "data_parallel/buckets.h"
 #include "data_parallel/quotas.h"
+#include "data_parallel/schemes.h"
 #include "data_parallel/state.h"
 #include "step/strategy.h"
 #include "weft/engine.h"
@@ -53,33 +54,14 @@ namespace weft {
 
 struct DataParallelOptions {
   // affects results; equal on all ranks
-  // Of sparse buckets: a row of the sparse all-reduces. Dense buckets use "dense", and so do those whose
-  // quota is their length (unless the row is a dense one itself). Or "powersgd": compressors/low_rank.h; then
-  // no bucket is dense (dense_below is taken as 0), because what is short travels with the first factors.
-  std::string algorithm = "spardl";
-  DType dtype = DType::float32;  // of all gradients; float64: with "dense" only
-  double density = 0.01;         // entries of the result over elements of the sparse buckets, in (0, 1]
-  std::string codec = "packed";
-  std::string blocks = "dealt";
-  ResidualRule residual = ResidualRule::gres;
-  int teams = 0;
-  std::string gather = "auto";
-  QuotaKind quotas = QuotaKind::adaptive;
-  BucketOptions buckets;
-  int rank = 4;                     // of powersgd: columns of the factors, at least 1
-  double min_compression = 2;       // of powersgd: matrices that it shrinks by less are sent as they are
-  std::uint64_t seed = 0;           // of powersgd: of its first factors
-  std::string all_reduce = "auto";  // of powersgd: order of additions, weft/collective.h
-  double divisor = 0;               // 0: the size of the group
-  // Of sparse rows (docs/recipe.md): momentum of each rank's own gradients, before the residual; in [0, 1).
-  // 0: none. Whoever updates with the results then has no momentum of its own.
-  double momentum_correction = 0;
+  SchemeOptions scheme;          // what buckets take of it: scheme_of_bucket()
+  DType dtype = DType::float32;  // of all gradients; float64: where the scheme sums them
+  double divisor = 0;            // 0: the size of the group
   // A rank's share of the averaged gradient (its gradient over the divisor) is clipped to clip_local /
   // sqrt(size) before it joins the residual; 0: not at all. Gradients then leave when the last one is here.
   double clip_local = 0;
   bool find_unused = false;  // ask all ranks which parameters got a gradient: one short operation more
   // affects speed only
-  int threads = 1;               // of the selection
   std::uint32_t first_slot = 0;  // takes 1 + number of buckets
 };
 
@@ -162,7 +144,7 @@ class DataParallel final : public Strategy {
   // Of powersgd: what a bucket sums, else none; and the bytes that each rank sends in a step where both sums
   // have those of a ring. What a rank did send: result(bucket).entry_bytes_sent().
   const LowRank* low_rank(int bucket) const;
-  std::string_view order_of_additions() const { return options_.all_reduce; }
+  const SchemeOptions& scheme_options() const { return options_.scheme; }
   double low_rank_bytes() const;
 
  private:
@@ -187,6 +169,7 @@ class DataParallel final : public Strategy {
   Engine& engine_;
   Comm comm_;
   DataParallelOptions options_;
+  const Scheme& scheme_;
   BucketPlan plan_;
   std::unique_ptr<ParameterState> state_;
   std::vector<std::unique_ptr<BucketRun>> runs_;

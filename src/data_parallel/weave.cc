@@ -39,7 +39,7 @@ std::vector<Exchange> DataParallel::exchanges() const {
     Exchange bucket{.name = name_of_bucket(b),
                     .group = comm_.group_id(),
                     .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
-                    .codec = options_.codec};
+                    .codec = options_.scheme.codec};
     for (const BucketPiece& piece : plan_.bucket(b).pieces)
       bucket.reads.push_back({TensorName::Of::gradient, plan_.parameter(piece.parameter).name});
     bucket.writes = bucket.reads;
@@ -102,15 +102,15 @@ std::vector<PlanRow> DataParallel::rows() const {
     const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     const std::size_t others = bucket.pieces.size() - 1;
     const std::string& first = plan_.parameter(bucket.pieces.front().parameter).name;
-    const BucketCost cost = cost_of(*this, b, comm_.size(), link, comm_.micro_op_bytes());
+    const SchemeCost cost = cost_of(*this, b, comm_.size(), link, comm_.micro_op_bytes());
     out.push_back({.tensor = others == 0 ? first : first + " and " + std::to_string(others) + " more",
                    .count = bucket.count,
                    .strategy = std::string(name()),
                    .group = comm_.group_id(),
                    .ranks = comm_.size(),
                    .divisor = options_.divisor,
-                   .scheme = run.low_rank ? options_.algorithm : std::string(run.options.algorithm),
-                   .codec = options_.codec,
+                   .scheme = std::string(run.options.algorithm),
+                   .codec = options_.scheme.codec,
                    .traffic = TrafficClass::gradient,
                    .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
                    .bytes = static_cast<double>(cost.bytes),
@@ -122,14 +122,13 @@ std::vector<PlanRow> DataParallel::rows() const {
 
 std::string DataParallel::why_of(int b) const {
   const Bucket& bucket = plan_.bucket(b);
-  const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-  if (run.low_rank) return "asked for";
-  if (bucket.dense && options_.algorithm != "dense")
-    return "stays dense: parameters of fewer than " + std::to_string(options_.buckets.dense_below) +
+  const Scheme& taken = find_scheme(runs_[static_cast<std::size_t>(b)]->options.algorithm);
+  if (taken.name == scheme_.name) return "asked for";
+  if (bucket.dense) {
+    return "stays dense: parameters of fewer than " + std::to_string(options_.scheme.buckets.dense_below) +
            " elements are not worth selecting from";
-  if (run.options.algorithm == "dense" && options_.algorithm != "dense")
-    return "stays dense: its quota is all of it";
-  return "asked for";
+  }
+  return "stays dense: its quota is all of it";
 }
 
 // Names, lengths and buckets, and every option that affects results.
@@ -140,19 +139,20 @@ std::uint64_t DataParallel::hash() const {
     add(value.size());
     for (const char c : value) add(static_cast<unsigned char>(c));
   };
-  for (const std::string_view value : {std::string_view(options_.algorithm), std::string_view(options_.codec),
-                                       std::string_view(options_.blocks), std::string_view(options_.gather),
-                                       std::string_view(options_.all_reduce)}) {
+  const SchemeOptions& scheme = options_.scheme;
+  for (const std::string_view value : {std::string_view(scheme.name), std::string_view(scheme.codec),
+                                       std::string_view(scheme.blocks), std::string_view(scheme.gather),
+                                       std::string_view(scheme.all_reduce)}) {
     text(value);
   }
-  for (const double value : {options_.density, options_.min_compression, options_.divisor,
-                             options_.momentum_correction, options_.clip_local}) {
+  for (const double value : {scheme.density, scheme.min_compression, options_.divisor,
+                             scheme.momentum_correction, options_.clip_local}) {
     add(hash_part(value));
   }
   for (const std::uint64_t value :
-       {static_cast<std::uint64_t>(options_.dtype), static_cast<std::uint64_t>(options_.residual),
-        static_cast<std::uint64_t>(options_.teams), static_cast<std::uint64_t>(options_.quotas),
-        static_cast<std::uint64_t>(options_.rank), options_.seed,
+       {static_cast<std::uint64_t>(options_.dtype), static_cast<std::uint64_t>(scheme.residual),
+        static_cast<std::uint64_t>(scheme.teams), static_cast<std::uint64_t>(scheme.quotas),
+        static_cast<std::uint64_t>(scheme.columns), scheme.seed,
         static_cast<std::uint64_t>(options_.find_unused)}) {
     add(value);
   }

@@ -30,8 +30,8 @@ Vectors zeros() {
 
 DataParallelOptions case_of(std::string_view algorithm, ResidualRule rule = ResidualRule::gres) {
   DataParallelOptions options = options_of(0.05, rule);
-  options.algorithm = algorithm;
-  options.teams = 1;  // the cost model's choice is the link's, and with it the bits
+  options.scheme.name = algorithm;
+  options.scheme.teams = 1;  // the cost model's choice is the link's, and with it the bits
   return options;
 }
 
@@ -180,8 +180,8 @@ void check_case(World& world, DataParallelOptions options, std::uint32_t first_s
   DataParallel dp(world.engine(), world.comm(), model(), options);
   const Seen seen = train(world, dp);
   const Seen expected = simulate(options, world.size(), world.rank());
-  EXPECT_TRUE(seen.outputs == expected.outputs) << options.algorithm;
-  EXPECT_EQ(seen.quotas, expected.quotas) << options.algorithm;
+  EXPECT_TRUE(seen.outputs == expected.outputs) << options.scheme.name;
+  EXPECT_EQ(seen.quotas, expected.quotas) << options.scheme.name;
   for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
     EXPECT_TRUE(seen.state.parameters[p].residual == expected.state.parameters[p].residual);
   }
@@ -192,12 +192,12 @@ void check_case(World& world, DataParallelOptions options, std::uint32_t first_s
     }
     EXPECT_EQ(sparse, std::llround(0.05 * static_cast<double>(dp.plan().sparse_count())));
   }
-  if (options.residual == ResidualRule::lres && options.algorithm == "spardl") {
+  if (options.scheme.residual == ResidualRule::lres && options.scheme.name == "spardl") {
     EXPECT_GT(lost(world, seen), 0.0);  // control
     return;
   }
-  EXPECT_EQ(lost(world, seen), 0.0) << options.algorithm;
-  if (options.algorithm != "topka") return;
+  EXPECT_EQ(lost(world, seen), 0.0) << options.scheme.name;
+  if (options.scheme.name != "topka") return;
   EXPECT_TRUE(equal(seen.outputs, plain(dp.plan(), world.size(), seen, true)));
   EXPECT_FALSE(equal(seen.outputs, plain(dp.plan(), world.size(), seen, false)));  // control
 }
@@ -205,8 +205,8 @@ void check_case(World& world, DataParallelOptions options, std::uint32_t first_s
 // Low rank: the bits of the simulation, in outputs, residuals and factors, and a balance up to rounding.
 void check_powersgd(World& world, std::uint32_t first_slot) {
   DataParallelOptions options = case_of("powersgd");
-  options.rank = 2;
-  options.all_reduce = "ring";  // the cost model's choice is the link's, and with it the bits
+  options.scheme.columns = 2;
+  options.scheme.all_reduce = "ring";  // the cost model's choice is the link's, and with it the bits
   options.first_slot = first_slot;
   DataParallel dp(world.engine(), world.comm(), model(), options);
   const Seen seen = train(world, dp);
@@ -229,7 +229,7 @@ void check_powersgd(World& world, std::uint32_t first_slot) {
   // A residual in between may exceed the last one; twice covers it.
   EXPECT_LE(lost(world, seen), 0x1p-24 * 3 * kSteps * world.size() * 2 * (1000 + largest));
   // Control: another seed gives other factors, and with them other outputs.
-  options.seed = 1;
+  options.scheme.seed = 1;
   EXPECT_FALSE(seen.outputs == simulate(options, world.size(), world.rank()).outputs);
 }
 

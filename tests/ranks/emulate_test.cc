@@ -34,9 +34,9 @@ Outline outline() {
 
 EmulationOptions options_of(const std::string& algorithm) {
   EmulationOptions out;
-  out.parallel.algorithm = algorithm;
-  out.parallel.density = 0.05;
-  out.parallel.buckets = {.bucket_bytes = 48'000, .dense_below = 200};
+  out.parallel.scheme.name = algorithm;
+  out.parallel.scheme.density = 0.05;
+  out.parallel.scheme.buckets = {.bucket_bytes = 48'000, .dense_below = 200};
   out.steps = 4;
   out.warmup = 1;
   out.planned_link = LinkCost{.hop_seconds = 50e-6, .seconds_per_byte = 8e-9, .fold_seconds_per_byte = 0};

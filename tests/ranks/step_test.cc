@@ -94,7 +94,7 @@ class Toy final : public Driver {
         walker_(*this, strategies) {
     const auto parallel = [&](const Comm& group, const char* name, std::int64_t count, int use) {
       DataParallelOptions o;
-      o.algorithm = "dense";
+      o.scheme.name = "dense";
       o.dtype = DType::float64;
       o.divisor = kRanks;  // of both: a shard's sum is over its own ranks, its divisor that of all
       o.first_slot = strategies.next_slot(group);
@@ -341,7 +341,7 @@ TEST(OneStep, ALossThatIsNotFiniteNamesStepAndRank) {
                 [&](World& world) {
                   Strategies all(world.engine(), world.comm(), chain_shape("one", {{"b", {{"p", {4}}}}}), {});
                   DataParallelOptions o;
-                  o.algorithm = "dense";
+                  o.scheme.name = "dense";
                   o.first_slot = all.next_slot(world.comm());
                   all.add(std::make_unique<DataParallel>(world.engine(), world.comm(),
                                                          std::vector<ParameterInfo>{{"p", 4, 0}}, o));

@@ -32,10 +32,10 @@ inline std::vector<ParameterInfo> model() {
 inline DataParallelOptions options_of(double density, ResidualRule rule = ResidualRule::gres,
                                       double divisor = 1) {
   DataParallelOptions options;
-  options.density = density;
-  options.residual = rule;
+  options.scheme.density = density;
+  options.scheme.residual = rule;
   options.divisor = divisor;
-  options.buckets = {.bucket_bytes = 4 * 2000, .dense_below = 100};
+  options.scheme.buckets = {.bucket_bytes = 4 * 2000, .dense_below = 100};
   return options;
 }
 

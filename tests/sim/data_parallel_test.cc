@@ -112,8 +112,8 @@ TEST(DataParallel, EveryAlgorithmAndKindOfQuotas) {
        {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
     for (const QuotaKind kind : {QuotaKind::adaptive, QuotaKind::proportional}) {
       DataParallelOptions options = options_of(0.05);
-      options.algorithm = name;
-      options.quotas = kind;
+      options.scheme.name = name;
+      options.scheme.quotas = kind;
       Job job(4, model(), options);
       for (std::uint32_t t = 0; t < 4; ++t) {
         job.fill_whole(t);
@@ -147,7 +147,7 @@ TEST(DataParallel, NanIsReportedByNameOnAllRanksAndChangesNothing) {
   for (const std::string_view algorithm :
        {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
     DataParallelOptions options = options_of(0.05);
-    options.algorithm = algorithm;
+    options.scheme.name = algorithm;
     Job job(4, model(), options);
     for (std::uint32_t t = 0; t < 2; ++t) {
       job.fill_whole(t);
@@ -244,7 +244,7 @@ TEST(DataParallel, MergedFloatsAreConservedUpToOneRoundingEach) {
 TEST(DataParallel, ARestoredJobGoesOnAsIfNothingHadHappened) {
   for (const std::string_view algorithm : {"spardl", "oktopk"}) {
     DataParallelOptions options = options_of(0.05);
-    options.algorithm = algorithm;
+    options.scheme.name = algorithm;
     Job job(4, model(), options);
     for (std::uint32_t t = 0; t < 3; ++t) {
       job.fill_whole(t);
@@ -409,7 +409,7 @@ TEST(DataParallel, UnusedParametersAreZerosAndBadCallsAreRefused) {
   EXPECT_THROW(dp.set_density(0.5), UsageError);
   EXPECT_THROW(job[1].dp->set_density(0), UsageError);
   DataParallelOptions bad = options_of(0.1);
-  bad.algorithm = "magic";
+  bad.scheme.name = "magic";
   EXPECT_THROW(DataParallel(*job[0].engine, job[0].engine->world(), model(), bad), UsageError);
 }
 
@@ -422,9 +422,9 @@ double captured(int layers_per_bucket, QuotaKind kind) {
   std::vector<ParameterInfo> parameters;
   for (int l = 0; l < kLayers; ++l) parameters.push_back({"layer" + std::to_string(l), kLayer, l});
   DataParallelOptions options = options_of(0.01);
-  options.quotas = kind;
-  options.teams = 1;
-  options.buckets.bucket_bytes = static_cast<std::size_t>(4 * kLayer * layers_per_bucket);
+  options.scheme.quotas = kind;
+  options.scheme.teams = 1;
+  options.scheme.buckets.bucket_bytes = static_cast<std::size_t>(4 * kLayer * layers_per_bucket);
   Job job(kRanks, parameters, options);
   EXPECT_EQ(job.plan().num_buckets(), kLayers / layers_per_bucket);
   double sum = 0;

@@ -41,8 +41,8 @@ Outline outline_of(const Times& t) {
 
 EmulationOptions options_of(const std::string& algorithm) {
   EmulationOptions out;
-  out.parallel.algorithm = algorithm;
-  out.parallel.buckets = {.bucket_bytes = 4, .dense_below = 0};  // one for each tensor
+  out.parallel.scheme.name = algorithm;
+  out.parallel.scheme.buckets = {.bucket_bytes = 4, .dense_below = 0};  // one for each tensor
   out.steps = 4;
   out.warmup = 1;
   return out;
@@ -139,7 +139,7 @@ TEST(Simulate, OnlyGradientsThatShareABucketAreCopied) {
   const Times t;
   const EmulationOptions apart = options_of("dense");
   EmulationOptions together = apart;
-  together.parallel.buckets.bucket_bytes = 1 << 24;
+  together.parallel.scheme.buckets.bucket_bytes = 1 << 24;
   SimulationOptions copied = simulation_of(2);
   copied.costs.hand_over_seconds = 0.01;
   EXPECT_EQ(step_of(t, apart, simulation_of(2)), step_of(t, apart, copied));

@@ -21,11 +21,11 @@ constexpr double kUnit = 0x1p-24;  // one rounding of float32, relative
 
 DataParallelOptions power(int rank, double divisor = 0) {
   DataParallelOptions options;
-  options.algorithm = "powersgd";
-  options.rank = rank;
+  options.scheme.name = "powersgd";
+  options.scheme.columns = rank;
   options.divisor = divisor;
-  options.all_reduce = "ring";
-  options.buckets.bucket_bytes = 4 * 4000;
+  options.scheme.all_reduce = "ring";
+  options.scheme.buckets.bucket_bytes = 4 * 4000;
   return options;
 }
 
@@ -160,13 +160,13 @@ double away_from_mean(int ranks, const DataParallelOptions& options) {
 
 TEST(PowerSgd, FullRankIsTheMean) {
   DataParallelOptions options = power(1000);
-  options.min_compression = 0;
+  options.scheme.min_compression = 0;
   for (const int ranks : {1, 2, 3, 5}) EXPECT_LE(away_from_mean(ranks, options), 1) << ranks;
-  options.rank = 6;
+  options.scheme.columns = 6;
   EXPECT_GT(away_from_mean(3, options), 100);  // control
   // Nothing is worth compressing: everything is sent as it is.
   options = power(4);
-  options.min_compression = 1e9;
+  options.scheme.min_compression = 1e9;
   EXPECT_LE(away_from_mean(3, options), 1);
 }
 
@@ -408,7 +408,7 @@ TEST(PowerSgd, BytesAreTheFormula) {
   }
   // Control: sent as they are, they take more.
   DataParallelOptions whole = power(kRank);
-  whole.min_compression = 1e9;
+  whole.scheme.min_compression = 1e9;
   Job job(4, parameters, whole);
   EXPECT_GT(job[0].dp->low_rank_bytes(), 2 * 2.0 * 3 / 4 * 4 * elements);
 }
@@ -421,7 +421,7 @@ TEST(PowerSgd, ManyBucketsInAnyOrder) {
     parameters.push_back({"bias" + std::to_string(l), 1 + l % 7, l});
   }
   DataParallelOptions options = power(2);
-  options.buckets.bucket_bytes = 4 * 40 * 20 + 4 * 7;
+  options.scheme.buckets.bucket_bytes = 4 * 40 * 20 + 4 * 7;
   std::vector<Vectors> expected;
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     // A window of one small message against one without a limit worth mentioning.
@@ -479,18 +479,18 @@ TEST(PowerSgd, BadCallsAreRefused) {
   };
   EXPECT_THROW(make(power(0)), UsageError);
   DataParallelOptions bad = power(2);
-  bad.min_compression = -1;
+  bad.scheme.min_compression = -1;
   EXPECT_THROW(make(bad), UsageError);
   bad = power(2);
   bad.dtype = DType::float64;
   EXPECT_THROW(make(bad), UsageError);
   bad = power(2);
-  bad.all_reduce = "rink";
+  bad.scheme.all_reduce = "rink";
   EXPECT_THROW(make(bad), UsageError);
   EXPECT_THROW(make(power(2), {{"w", 10, 0, 3}}), UsageError);
   EXPECT_THROW(make(power(2), {{"w", 10, 0, -1}}), UsageError);
   bad = power(2);
-  bad.algorithm = "powersdg";
+  bad.scheme.name = "powersdg";
   try {
     make(bad);
     ADD_FAILURE();
@@ -512,7 +512,7 @@ TEST(PowerSgd, RanksWithOtherOptionsAreToldSo) {
   };
   DataParallelOptions other = power(2);
   EXPECT_EQ(with(other), "");  // control: the same options
-  other.seed = 9;  // the lengths agree: without the comparison they would be summed without a word
+  other.scheme.seed = 9;  // the lengths agree: without the comparison they would be summed without a word
   EXPECT_NE(with(other).find("another plan of buckets"), std::string::npos);
   EXPECT_NE(with(power(3)), "");
 }

@@ -23,8 +23,8 @@ constexpr double kHalf = 0.5;
 
 DataParallelOptions corrected(double density, std::string_view algorithm = "spardl", double divisor = 1) {
   DataParallelOptions options = options_of(density, ResidualRule::gres, divisor);
-  options.algorithm = algorithm;
-  options.momentum_correction = kHalf;
+  options.scheme.name = algorithm;
+  options.scheme.momentum_correction = kHalf;
   return options;
 }
 
@@ -112,7 +112,7 @@ TEST(Recipe, WhatTheSelectionSentHasNoVelocityOnAnyRank) {
 TEST(Recipe, OneRankIsDeepGradientCompressionToTheBit) {
   constexpr std::int64_t kCount = 3000;
   DataParallelOptions options = corrected(0.02);
-  options.momentum_correction = 0.9;
+  options.scheme.momentum_correction = 0.9;
   for (const bool control : {false, true}) {
     Job job(1, {{"w", kCount, 0}}, options);
     std::vector<float> u(kCount), v(kCount), out(kCount);
@@ -149,7 +149,7 @@ TEST(Recipe, OneRankIsDeepGradientCompressionToTheBit) {
 // What goes in is the velocity: sum of velocities before the mask + old residuals = result + new residuals.
 double worst_loss_of_mass(int ranks, ResidualRule rule, bool weigh_gradients) {
   DataParallelOptions options = corrected(0.03);
-  options.residual = rule;
+  options.scheme.residual = rule;
   Job job(ranks, model(), options);
   double worst = 0;
   for (std::uint32_t t = 0; t < 5; ++t) {
@@ -252,11 +252,11 @@ TEST(Recipe, WhatCannotBeMeantIsRefused) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
   };
-  refused("schemes that select entries, not for 'dense'", [](auto& o) { o.algorithm = "dense"; });
-  refused("not for 'dense-bf16'", [](auto& o) { o.algorithm = "dense-bf16"; });
-  refused("not for 'powersgd'", [](auto& o) { o.algorithm = "powersgd"; });
-  refused("below 1", [](auto& o) { o.momentum_correction = 1; });
-  refused("at least 0", [](auto& o) { o.momentum_correction = std::nan(""); });
+  refused("schemes that select entries, not for 'dense'", [](auto& o) { o.scheme.name = "dense"; });
+  refused("not for 'dense-bf16'", [](auto& o) { o.scheme.name = "dense-bf16"; });
+  refused("not for 'powersgd'", [](auto& o) { o.scheme.name = "powersgd"; });
+  refused("below 1", [](auto& o) { o.scheme.momentum_correction = 1; });
+  refused("at least 0", [](auto& o) { o.scheme.momentum_correction = std::nan(""); });
   refused("clip_local", [](auto& o) { o.clip_local = -1; });
   refused("clip_local", [](auto& o) { o.clip_local = HUGE_VAL; });
   job.fill_whole(0);
@@ -350,7 +350,7 @@ std::uint64_t sent_by(Worker& w) {
 TEST(Recipe, WarmUpBytesAreThoseOfTheDensityAndDenseSchemesHaveNone) {
   for (const std::string_view algorithm : {"spardl", "gtopk", "dense", "dense-bf16", "powersgd"}) {
     DataParallelOptions options = options_of(0.01);
-    options.algorithm = algorithm;
+    options.scheme.name = algorithm;
     Job job(4, model(), options);
     std::vector<std::uint64_t> sent;
     for (const double density : {0.25, 0.05, 0.01}) {

@@ -6,10 +6,10 @@
 #include <set>
 #include <thread>
 
+#include "data/batches.h"
+#include "data/zipf.h"
 #include "weft/error.h"
 #include "weft/random.h"
-#include "weft_torch/data/batches.h"
-#include "weft_torch/data/zipf.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/models/ops.h"
 #include "weft_torch/train/cut_model.h"

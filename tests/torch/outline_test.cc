@@ -9,8 +9,8 @@
 #include <numeric>
 #include <set>
 
+#include "data/batches.h"
 #include "weft/error.h"
-#include "weft_torch/data/batches.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/outline/measure.h"
 

@@ -191,7 +191,7 @@ OptimizerOptions optimizer(const std::string& name, double momentum = 0, bool ne
 
 Case dense(const OptimizerOptions& optimizer) {
   Case c;
-  c.options.parallel.algorithm = "dense";
+  c.options.parallel.scheme.name = "dense";
   c.options.optimizer = optimizer;
   return c;
 }
@@ -285,13 +285,13 @@ TEST(ReplicaCases, MomentumCorrectionWhereNothingIsLeftBehindIsMomentum) {
   c.type = torch::kFloat32;
   c.options.optimizer.weight_decay = 0;  // it is added behind the velocity here, before it there
   const Tensors expected = together(c, 3).parameters;
-  c.options.parallel.algorithm = "spardl";
-  c.options.parallel.density = 1;
-  c.options.parallel.momentum_correction = 0.9;
+  c.options.parallel.scheme.name = "spardl";
+  c.options.parallel.scheme.density = 1;
+  c.options.parallel.scheme.momentum_correction = 0.9;
   c.options.optimizer.momentum = 0;
   // Seven steps, each with a handful of float32 roundings of 2^-24 in another order, carried on by momentum.
   EXPECT_LT(distance(together(c, 3).parameters, expected), 1e-5);
-  c.options.parallel.momentum_correction = 0;
+  c.options.parallel.scheme.momentum_correction = 0;
   EXPECT_GT(distance(together(c, 3).parameters, expected), 1e-2);  // control
 }
 
@@ -323,13 +323,13 @@ TEST(ReplicaCases, WhatCannotBeMeantIsRefused) {
   };
   refused("did you mean 'torch'", [](Case& c) { c.options.optimizer_from = "torhc"; });
   refused("momentum correction is for sgd", [](Case& c) {
-    c.options.parallel.algorithm = "spardl";
-    c.options.parallel.momentum_correction = 0.9;
+    c.options.parallel.scheme.name = "spardl";
+    c.options.parallel.scheme.momentum_correction = 0.9;
     c.options.optimizer = optimizer("adamw");
   });
   refused("without a momentum of its own", [](Case& c) {
-    c.options.parallel.algorithm = "spardl";
-    c.options.parallel.momentum_correction = 0.9;
+    c.options.parallel.scheme.name = "spardl";
+    c.options.parallel.scheme.momentum_correction = 0.9;
     c.options.optimizer.momentum = 0.9;
   });
 }
@@ -355,9 +355,9 @@ TEST(ReplicaCases, ParametersOnAGpuAreStaged) {
   EXPECT_THROW(together(c, 1), UsageError);  // weft's optimizers are the host's
   c.type = torch::kFloat32;
   c.options.optimizer_from = "torch";
-  c.options.parallel.algorithm = "spardl";
-  c.options.parallel.density = 0.2;
-  c.options.parallel.buckets.dense_below = 10;
+  c.options.parallel.scheme.name = "spardl";
+  c.options.parallel.scheme.density = 0.2;
+  c.options.parallel.scheme.buckets.dense_below = 10;
   const Together got = together(c, 3);  // (which compares the ranks)
   EXPECT_GT(distance(got.behind[6], got.behind[5]), 0);
 }

@@ -128,9 +128,9 @@ Trained train_on(World& world, const Training& t) {
   ReplicaOptions options;
   options.optimizer = t.optimizer;
   options.clip_norm = t.clip_norm;
-  options.parallel.algorithm = t.algorithm;
-  options.parallel.density = t.density;
-  options.parallel.buckets.bucket_bytes = 16 << 10;  // many buckets
+  options.parallel.scheme.name = t.algorithm;
+  options.parallel.scheme.density = t.density;
+  options.parallel.scheme.buckets.bucket_bytes = 16 << 10;  // many buckets
   Replica replica(world.engine(), world.comm(), *model, options);
   Trained out;
   const auto take = [&](const std::optional<double>& loss) {

@@ -35,9 +35,9 @@ TrainOptions tiny() {
   o.global_batch = 6;
   o.length = 12;
   o.steps = 20;
-  o.density = 0.05;
-  o.bucket_mib = 0.02;
-  o.teams = 1;
+  o.scheme.density = 0.05;
+  o.scheme.buckets.bucket_bytes = 20971;
+  o.scheme.teams = 1;
   return o;
 }
 
@@ -164,8 +164,8 @@ TEST_F(TrainerTest, RecordsSayWhatHappened) {
 TEST_F(TrainerTest, DenseBytesAreTheFormula) {
   TrainOptions options = tiny();
   options.steps = 3;
-  options.scheme = "dense";
-  options.bucket_mib = 64;
+  options.scheme.name = "dense";
+  options.scheme.buckets.bucket_bytes = 64 << 20;
   const Ran ran = train(options, {}, 2);
   EXPECT_EQ(ran.summary.wire_bytes_per_step, ran.summary.formula_bytes_per_step);
 }
@@ -233,7 +233,7 @@ TEST(TrainOptionsTest, SchedulesAndChecks) {
   EXPECT_NE(why_updates_wait(o).find("find-unused"), std::string::npos);
 
   EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::adaptive);
-  o.quotas = "proportional";
+  o.scheme.quotas = QuotaKind::proportional;
   EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::proportional);
 
   const auto refused = [](const char* part, auto change) {

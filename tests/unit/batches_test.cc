@@ -1,5 +1,5 @@
 // Which rank trains on what, and random numbers that a model draws without torch.
-#include "weft_torch/data/batches.h"
+#include "data/batches.h"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,11 @@
 #include <map>
 #include <numeric>
 
+#include "data/permutation.h"
+#include "data/prefetch.h"
+#include "data/zipf.h"
 #include "weft/error.h"
 #include "weft/random.h"
-#include "weft_torch/data/permutation.h"
-#include "weft_torch/data/prefetch.h"
-#include "weft_torch/data/zipf.h"
 #include "weft_torch/models/dropout_mask.h"
 #include "weft_torch/models/weights.h"
 

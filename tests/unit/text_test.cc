@@ -1,5 +1,5 @@
 // Text, vocabularies, their cache, Megatron's files, and names that are nearly right.
-#include "weft_torch/data/text.h"
+#include "data/text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "base/names.h"
+#include "data/megatron.h"
+#include "data/open.h"
+#include "data/token_cache.h"
+#include "data/tokenizer.h"
 #include "weft/error.h"
-#include "weft_torch/data/megatron.h"
-#include "weft_torch/data/open.h"
-#include "weft_torch/data/token_cache.h"
-#include "weft_torch/data/tokenizer.h"
-#include "weft_torch/models/options.h"
+#include "workload/model_options.h"
 
 namespace weft {
 namespace {

@@ -40,7 +40,7 @@ LIBRARIES = [
     (re.compile(r"mpi\.h$"), "MPI", re.compile(r"src/transports/mpi")),
     (re.compile(r"(boost/)?asio\b"), "asio", re.compile(r"src/transports/tcp")),
     (re.compile(r"openssl/"), "OpenSSL", re.compile(r"src/transports/tcp")),
-    (re.compile(r"(torch|ATen|c10)/"), "torch", re.compile(r"weft_torch/(?!data/)")),
+    (re.compile(r"(torch|ATen|c10)/"), "torch", re.compile(r"weft_torch/")),
     (re.compile(r"(fmt|spdlog)/"), "fmt", re.compile(r"src/")),  # torch brings another fmt
     (re.compile(r"(cuda|cub|nccl|thrust)(_\w+)?(/|\.h)"), "CUDA", re.compile(r"src/kernels/cuda/")),
 ]

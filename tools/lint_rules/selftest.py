@@ -94,8 +94,8 @@ def check_includes(controls):
         ("src/engine/a.cc", "#include <openssl/evp.h>\n", "OpenSSL"),
         ("src/engine/a.cc", "#include <torch/torch.h>\n", "torch"),
         ("src/kernels/a.cc", "#include <cuda_runtime.h>\n", "CUDA"),
-        ("src/engine/a.cc", '#include "weft_torch/data/d.h"\n', "comes after or beside"),
-        ("weft_torch/data/a.cc", "#include <torch/torch.h>\n", "torch"),
+        ("src/engine/a.cc", '#include "data/d.h"\n', "comes after or beside"),
+        ("src/data/a.cc", "#include <torch/torch.h>\n", "torch"),
         ("weft_torch/models/a.cc", "#include <fmt/core.h>\n", "fmt"),
         ("weft_torch/models/a.cc", '#include "weft/world.h"\n', None),
         ("src/wire/a.cc", '#include "b.h"\n', "is in none of include/, src/"),
@@ -104,11 +104,11 @@ def check_includes(controls):
         ("src/elsewhere/a.cc", "", "in no layer"),
         ("src/transports/tcp.cc", '#include <asio.hpp>\n#include <openssl/evp.h>\n#include "wire/w.h"\n', None),
         ("src/transports/mpi.cc", '#include <mpi.h>\n#include "weft/comm.h"\n', None),
-        ("weft_torch/models/a.cc", '#include <torch/torch.h>\n#include "weft_torch/data/d.h"\n#include "base/b.h"\n', None),
+        ("weft_torch/models/a.cc", '#include <torch/torch.h>\n#include "data/d.h"\n#include "base/b.h"\n', None),
         ("src/engine/a.cc", '// #include <mpi.h>\n#include "weft/engine.h"\n#include "base/b.h"\n', None),
     ]
     there = {"src/transports/t.h": "", "src/kernels/k.h": "", "src/base/b.h": "", "src/wire/w.h": "",
-             "include/weft/engine.h": "", "include/weft/comm.h": "", "include/weft/world.h": "", "weft_torch/data/d.h": ""}
+             "include/weft/engine.h": "", "include/weft/comm.h": "", "include/weft/world.h": "", "src/data/d.h": ""}
     for path, text, wanted in cases:
         folder, files = planted({**there, path: text})
         controls.expect(f"includes: {path}: {text!r}", [m for _, m in layers.check(path, text, files)], wanted)

@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "weft_torch/models/ops.h"
-#include "weft_torch/models/shapes.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 

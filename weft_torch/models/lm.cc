@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "weft_torch/models/ops.h"
-#include "weft_torch/models/shapes.h"
+#include "workload/model_shapes.h"
 #include "weft_torch/models/weights.h"
 
 namespace weft {

@@ -6,8 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "data/batches.h"
 #include "weft/error.h"
-#include "weft_torch/data/batches.h"
 #include "weft_torch/models/gpt.h"
 #include "weft_torch/models/lm.h"
 

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "step/shape.h"
-#include "weft_torch/models/options.h"
+#include "workload/model_options.h"
 
 namespace weft {
 

@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "base/median.h"
+#include "data/batches.h"
 #include "data_parallel/optimizer.h"
 #include "weft/error.h"
-#include "weft_torch/data/batches.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/cut_model.h"
 

@@ -19,8 +19,8 @@
 
 #include <cstdint>
 
-#include "weft_torch/train/options.h"
 #include "workload/outline.h"
+#include "workload/train_options.h"
 
 namespace weft {
 

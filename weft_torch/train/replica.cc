@@ -12,7 +12,7 @@
 #include "base/names.h"
 #include "patterns/blocks.h"
 #include "weft/error.h"
-#include "weft_torch/train/options.h"
+#include "workload/train_options.h"
 
 namespace weft {
 
@@ -28,7 +28,7 @@ void check(const ReplicaOptions& o) {
   if (!(o.clip_norm >= 0)) throw UsageError("the norm to clip to must not be negative");
   if (std::ranges::find(kFrom, o.optimizer_from) == kFrom.end())
     throw UsageError(unknown_name("maker of optimizers", o.optimizer_from, kFrom));
-  if (o.parallel.momentum_correction == 0) return;
+  if (o.parallel.scheme.momentum_correction == 0) return;
   if (o.optimizer.name != "sgd" || o.optimizer.momentum != 0) {
     throw UsageError("momentum correction is for sgd without a momentum of its own, not for " +
                      o.optimizer.name + " with " + std::to_string(o.optimizer.momentum));

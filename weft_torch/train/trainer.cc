@@ -10,10 +10,10 @@
 #include <numeric>
 
 #include "base/median.h"
+#include "data/prefetch.h"
 #include "data_parallel/checkpoint.h"
 #include "data_parallel/formula.h"
 #include "weft/error.h"
-#include "weft_torch/data/prefetch.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/replica.h"
@@ -165,7 +165,7 @@ void Trainer::one_step(std::int64_t step) {
   record.step = step;
   record.epoch = batches_->current().epoch;
   record.lr = lr_at(options_, step);
-  record.density = takes_density(options_.scheme) ? density_at(options_, step) : 1;
+  record.density = density_at(options_, step);
   record.tokens = outcome.tokens;
   record.waited_seconds = outcome.waited_seconds;
   const double ended = now();
@@ -221,7 +221,7 @@ void Trainer::save(std::int64_t steps_done) {
     snapshot.step = steps_done;
     snapshot.seed = options_.seed;
     snapshot.metadata = {{"model", options_.model},
-                         {"scheme", options_.scheme},
+                         {"scheme", options_.scheme.name},
                          {"ranks", std::to_string(world_.size())},
                          {"config", run_.config}};
     save_state(*model_, *replica_, snapshot);

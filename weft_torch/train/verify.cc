@@ -9,8 +9,8 @@
 #include <numeric>
 #include <utility>
 
+#include "data/batches.h"
 #include "weft/error.h"
-#include "weft_torch/data/batches.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/replica.h"
@@ -118,7 +118,7 @@ void Verifier::open() {
   std::vector<int> everybody(static_cast<std::size_t>(world_.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   TrainOptions dense = options_;
-  dense.scheme = "dense";
+  dense.scheme.name = lossless_scheme().name;
   subject_ = std::make_unique<Pupil>(world_, world_.comm(), options_, sizes);
   shadow_ = std::make_unique<Pupil>(world_, world_.subgroup(everybody, 1), dense, sizes);
   const std::vector<Parameter> parameters = subject_->model->parameters();

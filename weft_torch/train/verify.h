@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "data/source.h"
 #include "weft/world.h"
-#include "weft_torch/data/source.h"
-#include "weft_torch/train/options.h"
+#include "workload/train_options.h"
 
 namespace weft {
 

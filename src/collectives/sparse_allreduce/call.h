@@ -145,6 +145,8 @@ struct SparseAlgorithm {
   SparseRun* run;
   bool exact;  // entries() is what is sent where every block has enough values (spardl: not with B-SAG)
   bool lossless = false;  // leaves no residual
+  bool selects = true;    // k entries are chosen; else every element is sent
+  bool teams = false;     // takes teams and gather
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
 const SparseAlgorithm& find_sparse_algorithm(

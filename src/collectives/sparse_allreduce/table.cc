@@ -113,7 +113,8 @@ const SparseAlgorithm kRows[] = {
      .heads = spardl_heads,
      .rounds = spardl_rounds,
      .run = &spardl,
-     .exact = true},
+     .exact = true,
+     .teams = true},
     {.name = "topka",
      .summary = "everybody's k largest to everybody; log2 P rounds, the result has up to k P entries",
      .entries = topka_entries,
@@ -150,14 +151,16 @@ const SparseAlgorithm kRows[] = {
      .rounds = dense_rounds<4>,
      .run = &sparse_dense,
      .exact = true,
-     .lossless = true},
+     .lossless = true,
+     .selects = false},
     {.name = "dense-bf16",
      .summary = "the whole vector in bfloat16, by the fastest dense all-reduce",
      .entries = no_entries,
      .heads = dense_words<2>,
      .rounds = dense_rounds<2>,
      .run = &sparse_dense_bf16,
-     .exact = false},
+     .exact = false,
+     .selects = false},
 };
 
 }  // namespace

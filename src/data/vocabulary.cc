@@ -1,9 +1,9 @@
-#include "weft_torch/data/vocabulary.h"
+#include "data/vocabulary.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "weft_torch/data/tokenizer.h"
+#include "data/tokenizer.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "weft_torch/data/zipf.h"
+#include "data/zipf.h"
 
 #include <algorithm>
 

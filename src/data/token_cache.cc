@@ -1,7 +1,7 @@
 // The file: magic, version, key (as in its name), number of words, number of tokens, length of the words'
 // bytes, CRC32C of what follows; then words (length, bytes), then tokens. Everything is checked before it is
 // used.
-#include "weft_torch/data/token_cache.h"
+#include "data/token_cache.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 #include <span>
 #include <utility>
 
-#include "weft_torch/data/tokenizer.h"
+#include "data/tokenizer.h"
 #include "wire/crc32c.h"
 
 namespace weft {

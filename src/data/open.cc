@@ -1,4 +1,4 @@
-#include "weft_torch/data/open.h"
+#include "data/open.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -6,11 +6,11 @@
 
 #include "base/names.h"
 #include "base/units.h"
+#include "data/megatron.h"
+#include "data/text.h"
+#include "data/token_cache.h"
+#include "data/zipf.h"
 #include "weft/error.h"
-#include "weft_torch/data/megatron.h"
-#include "weft_torch/data/text.h"
-#include "weft_torch/data/token_cache.h"
-#include "weft_torch/data/zipf.h"
 
 namespace weft {
 

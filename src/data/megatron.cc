@@ -1,7 +1,7 @@
 // The index: "MMIDIDX\0\0", version (u64, 1), type (u8), sequences (u64), documents (u64), lengths (i32
 // each), places in the .bin in bytes (i64 each), first sequence of each document (i64 each). Little-endian,
 // not aligned.
-#include "weft_torch/data/megatron.h"
+#include "data/megatron.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "weft_torch/models/options.h"
+#include "workload/model_options.h"
 
 #include "base/names.h"
 #include "weft/error.h"

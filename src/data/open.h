@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "weft_torch/data/source.h"
+#include "data/source.h"
 
 namespace weft {
 

@@ -5,7 +5,7 @@
 //   Step 3  a result outside [0, size) is put in again: the walk is a cycle of a permutation, so it comes
 //   back inside
 // Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
-#include "weft_torch/data/permutation.h"
+#include "data/permutation.h"
 
 namespace weft {
 

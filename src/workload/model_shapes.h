@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "step/shape.h"
-#include "weft_torch/models/options.h"
+#include "workload/model_options.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "weft_torch/data/text.h"
+#include "data/text.h"
 
 #include <algorithm>
 #include <cerrno>

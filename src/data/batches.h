@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "weft_torch/data/source.h"
+#include "data/source.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "weft_torch/data/tokenizer.h"
+#include "data/tokenizer.h"
 
 namespace weft {
 

@@ -1,19 +1,15 @@
-#include "weft_torch/train/options.h"
+#include "workload/train_options.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include "base/names.h"
-#include "collectives/sparse_allreduce/call.h"
 #include "weft/error.h"
-#include "wire/codec.h"
 
 namespace weft {
 
 namespace {
-
-constexpr std::string_view kPowerSgd = "powersgd";  // as DataParallelOptions::algorithm has it
 
 std::string text_of(double value) {
   std::string text = std::to_string(value);
@@ -34,20 +30,6 @@ void require_known(std::string_view kind, const std::string& name,
     throw UsageError(unknown_name(kind, name, known));
 }
 
-void check_scheme(const TrainOptions& o, int ranks) {
-  require_known("scheme", o.scheme, scheme_names());
-  require_known("codec", o.codec, {"coo", "packed", "packed-bf16"});
-  require_known("residual rule", o.residual, {"gres", "pres", "lres", "drop"});
-  require_known("quotas", o.quotas, {"adaptive", "proportional"});
-  require(o.density > 0 && o.density <= 1, "density", "above 0 and at most 1", o.density);
-  require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
-  require(o.teams >= 0 && (o.teams == 0 || ranks % o.teams == 0), "teams",
-          ("a divisor of the " + std::to_string(ranks) + " ranks").c_str(), std::int64_t{o.teams});
-  require(o.powersgd_rank >= 1 && o.powersgd_rank <= 1024, "powersgd-rank", "1 to 1024",
-          std::int64_t{o.powersgd_rank});
-  require(o.bucket_mib > 0 && o.bucket_mib <= 65536, "bucket-mib", "above 0 and at most 65536", o.bucket_mib);
-}
-
 void check_schedule(const TrainOptions& o) {
   validate(o.optimizer);
   require_known("schedule of the learning rate", o.lr_schedule, lr_schedule_names());
@@ -56,9 +38,7 @@ void check_schedule(const TrainOptions& o) {
   require(o.clip_norm >= 0 && std::isfinite(o.clip_norm), "clip-norm", "0 or more", o.clip_norm);
   if (o.clip_local && o.clip_norm == 0) throw UsageError("clip-local clips to clip-norm, which is 0");
   require_known("maker of optimizers", o.optimizer_from, {"weft", "torch"});
-  require(o.momentum_correction >= 0 && o.momentum_correction < 1, "momentum-correction",
-          "0 or more and below 1", o.momentum_correction);
-  if (o.momentum_correction > 0 && (o.optimizer.name != "sgd" || o.optimizer.momentum != 0)) {
+  if (o.scheme.momentum_correction > 0 && (o.optimizer.name != "sgd" || o.optimizer.momentum != 0)) {
     throw UsageError("momentum-correction is for sgd without a momentum of its own, not for " +
                      o.optimizer.name + " with " + text_of(o.optimizer.momentum));
   }
@@ -66,13 +46,6 @@ void check_schedule(const TrainOptions& o) {
 
 }  // namespace
 
-std::vector<std::string_view> scheme_names() {
-  std::vector<std::string_view> names;
-  for (const SparseAlgorithm& row : sparse_algorithms()) names.push_back(row.name);
-  names.push_back(kPowerSgd);
-  return names;
-}
-bool takes_density(std::string_view scheme) { return !scheme.starts_with("dense") && scheme != kPowerSgd; }
 std::vector<std::string_view> lr_schedule_names() { return {"constant", "cosine"}; }
 
 DataOptions data_options(const TrainOptions& o) {
@@ -106,7 +79,8 @@ void check_train(const TrainOptions& o, int ranks) {
   require(o.accumulate >= 1 && o.accumulate <= 1 << 20, "accumulate", "1 to 2^20",
           std::int64_t{o.accumulate});
   require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
-  check_scheme(o, ranks);
+  check_scheme(o.scheme, ranks);
+  require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
   check_schedule(o);
 }
 
@@ -123,16 +97,9 @@ std::string why_updates_wait(const TrainOptions& o) {
 
 DataParallelOptions data_parallel_options(const TrainOptions& o) {
   DataParallelOptions out;
-  out.algorithm = o.scheme;
-  out.density = o.density;
-  out.codec = o.codec;
-  out.residual = residual_rule_of(o.residual);
-  out.quotas = quota_kind_of(o.quotas);
-  out.teams = o.teams;
-  out.rank = o.powersgd_rank;
-  out.seed = o.seed;
-  out.buckets.bucket_bytes = static_cast<std::size_t>(std::max(4.0, o.bucket_mib * 1048576));
-  out.momentum_correction = takes_density(o.scheme) ? o.momentum_correction : 0;
+  out.scheme = o.scheme;
+  out.scheme.seed = o.seed;
+  if (!find_scheme(o.scheme.name).selects) out.scheme.momentum_correction = 0;
   out.clip_local = o.clip_local ? o.clip_norm : 0;
   out.find_unused = o.find_unused;
   return out;
@@ -140,7 +107,8 @@ DataParallelOptions data_parallel_options(const TrainOptions& o) {
 
 OptimizerOptions optimizer_options(const TrainOptions& o) {
   OptimizerOptions out = o.optimizer;
-  if (o.momentum_correction > 0 && !takes_density(o.scheme)) out.momentum = o.momentum_correction;
+  const bool corrects = o.scheme.momentum_correction > 0;
+  if (corrects && !find_scheme(o.scheme.name).selects) out.momentum = o.scheme.momentum_correction;
   return out;
 }
 
@@ -157,9 +125,11 @@ double lr_at(const TrainOptions& o, std::int64_t step) {
 }
 
 double density_at(const TrainOptions& o, std::int64_t step) {
-  if (step >= o.warmup_steps || o.density >= kWarmUpDensity) return o.density;
+  if (!find_scheme(o.scheme.name).selects) return 1;
+  const double density = o.scheme.density;
+  if (step >= o.warmup_steps || density >= kWarmUpDensity) return density;
   const double done = static_cast<double>(step) / static_cast<double>(o.warmup_steps);
-  return kWarmUpDensity * std::pow(o.density / kWarmUpDensity, done);
+  return kWarmUpDensity * std::pow(density / kWarmUpDensity, done);
 }
 
 }  // namespace weft

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "weft_torch/data/source.h"
+#include "data/source.h"
 
 namespace weft {
 

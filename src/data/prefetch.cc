@@ -1,4 +1,4 @@
-#include "weft_torch/data/prefetch.h"
+#include "data/prefetch.h"
 
 #include <utility>
 

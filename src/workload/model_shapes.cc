@@ -1,4 +1,4 @@
-#include "weft_torch/models/shapes.h"
+#include "workload/model_shapes.h"
 
 #include <string>
 #include <utility>

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "weft_torch/data/text.h"
-#include "weft_torch/data/vocabulary.h"
+#include "data/text.h"
+#include "data/vocabulary.h"
 
 namespace weft {
 

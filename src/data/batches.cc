@@ -1,11 +1,11 @@
-#include "weft_torch/data/batches.h"
+#include "data/batches.h"
 
 #include <algorithm>
 #include <string>
 
+#include "data/permutation.h"
 #include "patterns/blocks.h"
 #include "weft/error.h"
-#include "weft_torch/data/permutation.h"
 
 namespace weft {
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "weft_torch/data/source.h"
+#include "data/source.h"
 
 namespace weft {
 

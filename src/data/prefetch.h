@@ -14,7 +14,7 @@
 #include <mutex>
 #include <thread>
 
-#include "weft_torch/data/batches.h"
+#include "data/batches.h"
 
 namespace weft {
 

@@ -7,12 +7,13 @@
 #include <string_view>
 #include <vector>
 
+#include "data/batches.h"
+#include "data/open.h"
 #include "data_parallel/data_parallel.h"
 #include "data_parallel/optimizer.h"
+#include "data_parallel/schemes.h"
 #include "weft/comm.h"
-#include "weft_torch/data/batches.h"
-#include "weft_torch/data/open.h"
-#include "weft_torch/models/options.h"
+#include "workload/model_options.h"
 
 namespace weft {
 
@@ -27,21 +28,14 @@ struct TrainOptions {
   int accumulate = 1;      // micro-batches that a rank's share of a step is cut into
   std::uint64_t seed = 1;  // of weights, order of the data and dropout
 
-  std::string scheme = "spardl";
-  double density = 0.01;
+  // Its seed comes from `seed`. Momentum correction is for sgd; schemes that send everything take it as the
+  // optimizer's momentum.
+  SchemeOptions scheme;
   std::int64_t warmup_steps = 0;  // over which the density falls from kWarmUpDensity; 0: none
-  std::string codec = "packed";
-  std::string residual = "gres";
-  std::string quotas = "adaptive";  // of the buckets: or "proportional"
-  int teams = 0;                    // 0: by the cost model
-  int powersgd_rank = 4;
   // What the cost model goes by: not what is measured, which differs from run to run, and bits with it.
   LinkCost planned_link{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 0};
-  double bucket_mib = 4;
 
-  // The recipe of sparse schemes (docs/recipe.md). Momentum correction is for sgd; schemes that send
-  // everything take it as the optimizer's momentum.
-  double momentum_correction = 0;
+  // The recipe of sparse schemes: docs/recipe.md.
   bool clip_local = false;   // clip_norm holds for each rank's own gradient, before the sum
   bool find_unused = false;  // a parameter that no rank used in a step is not updated
 
@@ -60,10 +54,6 @@ struct TrainOptions {
 inline constexpr double kWarmUpDensity = 0.25;
 inline constexpr std::int64_t kMostSkipped = 10;  // steps in a row; then the run has failed
 
-// The sparse all-reduces (dense ones among them) and powersgd.
-std::vector<std::string_view> scheme_names();
-// It sends `density` of the gradient: neither a dense one nor powersgd.
-bool takes_density(std::string_view scheme);
 std::vector<std::string_view> lr_schedule_names();
 
 // Throws UsageError of one sentence: an unknown name (with the nearest), a value that cannot be meant.
@@ -84,7 +74,8 @@ BatchOptions batch_options(const TrainOptions& options, int rank, int size);
 // Of the update that step `step` (from 0) makes. Warm-up: lr (step + 1) / lr_warmup; then lr, or half a
 // cosine from there to lr_final lr at the last step.
 double lr_at(const TrainOptions& options, std::int64_t step);
-// Of step `step`: kWarmUpDensity (density / kWarmUpDensity)^(step / warmup_steps), then density.
+// Of what selects; 1 where everything is sent. Of step `step`: kWarmUpDensity (density /
+// kWarmUpDensity)^(step / warmup_steps), then density.
 double density_at(const TrainOptions& options, std::int64_t step);
 
 }  // namespace weft

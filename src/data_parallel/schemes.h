@@ -1,0 +1,115 @@
+// The table of schemes: what may be done to a bucket of gradients, and how its knobs are said. Commands, help
+// texts, Python, tests and plans walk it; nobody compares names.
+//
+// A scheme is a row of the sparse all-reduces (dense ones among them), or low rank factors whose two sums are
+// dense all-reduces (compressors/low_rank.h). What a bucket in fact takes is scheme_of_bucket(): dense ones,
+// and those whose quota is their length, have no use for a selection.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/sparse_allreduce/call.h"
+#include "data_parallel/buckets.h"
+#include "data_parallel/quotas.h"
+#include "weft/comm.h"
+#include "weft/sparse.h"
+
+namespace weft {
+
+struct SchemeOptions {
+  // affects results; equal on all ranks
+  std::string name = "spardl";  // a row of schemes()
+  // Of those that select:
+  double density = 0.01;  // entries of the result over elements of the sparse buckets, in (0, 1]
+  std::string codec = "packed";
+  std::string blocks = "dealt";
+  ResidualRule residual = ResidualRule::gres;
+  QuotaKind quotas = QuotaKind::adaptive;
+  int teams = 0;                // spardl: 0 = by the cost model; must divide the size
+  std::string gather = "auto";  // spardl with teams
+  // docs/recipe.md: momentum of each rank's own gradients, before the residual; in [0, 1). 0: none. Whoever
+  // updates with the results then has no momentum of its own.
+  double momentum_correction = 0;
+  // Of low rank:
+  int columns = 4;                  // of the factors, at least 1
+  double min_compression = 2;       // matrices that it shrinks by less are sent as they are
+  std::uint64_t seed = 0;           // of the first factors
+  std::string all_reduce = "auto";  // order of additions of its two sums, weft/collective.h
+  // Of all:
+  BucketOptions buckets;
+  // affects speed only
+  int threads = 1;  // of the selection
+};
+
+struct Scheme {
+  std::string_view name;
+  std::string_view summary;
+  bool selects = false;   // sends `density` of the elements; what it does not send stays as residual
+  bool teams = false;     // takes teams and gather
+  bool low_rank = false;  // sends factors; no bucket of it is dense, because what is short travels with them
+  bool lossless = false;  // sends everything in full precision
+  bool wide = false;      // sums float64, too
+  const SparseAlgorithm* all_reduce = nullptr;  // none: low rank
+
+  bool dense() const { return !selects && !low_rank; }  // sends every element, perhaps rounded
+};
+
+std::span<const Scheme> schemes();
+std::vector<std::string_view> scheme_names();
+const Scheme& find_scheme(std::string_view name);  // throws UsageError with the nearest name
+
+// The one that sends everything as it is: what others are measured against, and what buckets take where a
+// selection would be a waste.
+const Scheme& lossless_scheme();
+// What a bucket takes: `dense` as its plan says, `quota` its entries in this step.
+const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count);
+// Short parameters need no bucket of their own where nothing is selected from the others.
+BucketOptions bucket_options(const SchemeOptions& options);
+
+// Throws UsageError of one sentence: an unknown name (with the nearest), a value that cannot be meant.
+// `ranks` 0: how many there are is not known.
+void check_scheme(const SchemeOptions& options, int ranks = 0);
+
+// One knob as a flag, a key of a config file and an option of a variant have it.
+struct SchemeKnob {
+  std::string_view name;  // "bucket-mib"
+  std::string_view help;
+  bool (*applies)(const Scheme& scheme);
+  void (*set)(SchemeOptions& options,
+              std::string_view text);                 // throws UsageError; its range is check_scheme's
+  std::string (*text)(const SchemeOptions& options);  // what set() takes
+  bool is_text = false;                               // a word, else a number
+};
+std::span<const SchemeKnob> scheme_knobs();
+const SchemeKnob& find_scheme_knob(std::string_view name);  // throws UsageError with the nearest name
+
+// A bucket as far as its bytes go.
+struct SchemeShape {
+  int size = 1;                          // ranks
+  std::int64_t quota = 0;                // entries, of a scheme that selects
+  std::span<const ParameterInfo> parts;  // the bucket's parameters, end to end
+  LinkCost link{};                       // by which algorithms are chosen
+  std::size_t micro_op_bytes = std::size_t{1} << 20;
+};
+// Payload that the busiest rank sends for it: exact for the lossless scheme, else a bound, because sparse
+// entries count 8 bytes, as the paper's codec has them. REQUIRES: `scheme` is what the bucket takes.
+std::int64_t payload_bytes(const Scheme& scheme, const SchemeOptions& options, const SchemeShape& shape);
+// The same, and how long it takes on the wire alone.
+struct SchemeCost {
+  std::int64_t bytes = 0;
+  double seconds = 0;
+};
+SchemeCost cost_of(const Scheme& scheme, const SchemeOptions& options, const SchemeShape& shape);
+
+// A call of a sparse all-reduce as its formulas take it.
+SparseShape shape_of(const SparseOptions& call, std::int64_t length, int size, const LinkCost& link,
+                     std::size_t micro_op_bytes);
+// The call that a bucket makes. Its texts are those of `options`, which outlive it.
+SparseOptions sparse_call(const Scheme& scheme, const SchemeOptions& options, std::int64_t quota);
+
+}  // namespace weft
