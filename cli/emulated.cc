@@ -9,6 +9,7 @@
 #include "train_flags.h"
 #include "weft/error.h"
 #include "weft_torch/outline/measure.h"
+#include "workload/measure_kernels.h"
 
 namespace weft::cli {
 
@@ -16,7 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::int64_t kCostWarmUp = 3, kCostSteps = 10;
 
 }  // namespace
 
@@ -98,13 +98,11 @@ std::vector<EmulatedSteps> emulate_ranks(int ranks, const std::optional<LinkSpec
 }
 
 SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline) {
-  if (ranks > kMostMeasuredRanks) return {};
-  EmulationOptions emulation = emulation_of(options, ranks, outline);
-  emulation.warmup = kCostWarmUp;
-  emulation.steps = kCostSteps;
-  SimulatedCosts out = costs_of(emulate_ranks(ranks, std::nullopt, outline, emulation),
-                                pool_workers(Config::from_environment(), ranks));
-  out.occupies = emulation.occupies;
+  SimulatedCosts out;
+  out.kernels = measure_kernels();
+  // Ranks that emulated runs would have as threads of this machine share its cores, as there.
+  out.workers = pool_workers(Config::from_environment(), ranks);
+  out.occupies = emulation_of(options, ranks, outline).occupies;
   return out;
 }
 

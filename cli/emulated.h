@@ -42,9 +42,7 @@ std::vector<EmulatedSteps> emulate_ranks(
     int ranks, const std::optional<LinkSpec>& link, const Outline& outline, const EmulationOptions& options,
     const std::function<void()>& failed = [] {});
 
-// What selection and coding take in virtual time: measured in a short emulated run of as many ranks without a
-// link; none (they take no time) above kMostMeasuredRanks.
-inline constexpr int kMostMeasuredRanks = 16;
+// What selection and coding take in virtual time, by the kernels' costs on this machine.
 SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline);
 // Virtual time.
 std::vector<EmulatedSteps> simulate(const TrainOptions& options, int ranks,

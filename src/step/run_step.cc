@@ -8,10 +8,14 @@ namespace weft {
 
 Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) {
   strategies->begin(*table);
+  Engine& engine = strategies->engine();
   for (const Move& move : table->moves) {
+    const Time start = engine.now();
     switch (move.kind) {
       case Move::Kind::compute:
         co_await driver->compute(move.piece);
+        engine.note(TraceEvent::Kind::computing, strategies->shape().title(move.piece), strategies->step(),
+                    start);
         strategies->computed(move.piece);
         break;
       case Move::Kind::announce:
@@ -23,6 +27,8 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
       case Move::Kind::wait: {
         const Ticket ticket = strategies->ticket(move);
         if (ticket.valid()) co_await driver->wait(ticket);
+        if (ticket.valid() && engine.now() > start)
+          engine.note(TraceEvent::Kind::waiting, strategies->name_of(move.exchange), strategies->step(), start);
         strategies->waited(move);
         break;
       }

@@ -82,6 +82,7 @@ class Strategies {
   const Tables& tables(int micro_batches);
   // The first one where nothing is under way, else the steady one.
   const Table& next_table(int micro_batches);
+  std::uint32_t step() const { return static_cast<std::uint32_t>(step_); }  // that is walked, as it was numbered
   bool under_way() const { return under_way_; }  // a step has ended and is not settled
   const std::string& name_of(int exchange) const {
     return exchanges_[static_cast<std::size_t>(exchange)].name;

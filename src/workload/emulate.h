@@ -30,6 +30,7 @@
 
 #include "data_parallel/data_parallel.h"
 #include "weft/config.h"
+#include "weft/kernel_costs.h"
 #include "weft/world.h"
 #include "workload/distributions.h"
 #include "workload/outline.h"
@@ -78,8 +79,9 @@ std::shared_ptr<const GradientWindows> windows_of(const Outline& outline, const 
 // under way was abandoned.
 EmulatedSteps emulate_rank(World& world, const Outline& outline, const EmulationOptions& options);
 
-// What computation costs in virtual time.
+// What computation costs in virtual time: where it happens, by the size that it has there.
 struct SimulatedCosts {
+  KernelCosts kernels;    // workload/measure_kernels.h; none by default
   int workers = 0;        // that share the work on gradients of all ranks; 0: each rank has its own
   bool occupies = false;  // a rank's computation stands still while its gradients are worked on
 };

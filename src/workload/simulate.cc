@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "data_parallel/formula.h"
+#include "transports/sim_workers.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
 #include "workload/step_parts.h"
@@ -31,8 +32,11 @@ struct SimulatedJob {
 
 class SimulatedRank final : public Driver {
  public:
-  SimulatedRank(Engine& engine, SimulatedJob& job)
-      : engine_(engine), job_(job), strategies_(engine, engine.world(), job.outline, job.options) {}
+  SimulatedRank(Engine& engine, const SimWorkers& workers, SimulatedJob& job)
+      : engine_(engine),
+        workers_(workers),
+        job_(job),
+        strategies_(engine, engine.world(), job.outline, job.options) {}
 
   // REQUIRES: lives until the task is done.
   static Task<void> run(Comm comm, SimulatedRank* me);
@@ -70,7 +74,15 @@ class SimulatedRank final : public Driver {
     if (strategies_.all.result()) account_.complete(strategies_.parallel);
   }
 
+  // Of a gradient into its bucket.
+  double copy_seconds(int tensor) const {
+    const BucketPlan& plan = strategies_.parallel.plan();
+    if (plan.bucket(plan.bucket_of(tensor)).pieces.size() == 1) return 0;
+    return job_.costs.kernels.copy_byte * sizeof(float) * static_cast<double>(plan.parameter(tensor).count);
+  }
+
   Engine& engine_;
+  const SimWorkers& workers_;
   SimulatedJob& job_;
   EmulatedStrategies strategies_;
   Comm comm_;  // of the operation that the rank's training is
@@ -81,15 +93,27 @@ class SimulatedRank final : public Driver {
   bool stopped_ = true;
 };
 
+// Where the rank computes on the core on which its gradients are worked on, it stands still meanwhile.
 Task<void> SimulatedRank::pass(double seconds) {
   if (seconds <= 0) co_return;
-  co_await comm_.sleep_until(comm_.now() + from_seconds(seconds));
+  if (!job_.costs.occupies) {
+    co_await comm_.sleep_until(comm_.now() + from_seconds(seconds));
+    co_return;
+  }
+  Time until = std::max(comm_.now(), workers_.taken_until()) + from_seconds(seconds);
+  while (comm_.now() < until) {
+    const Time taken = workers_.taken();
+    co_await comm_.sleep_until(until);
+    until = comm_.now() + (workers_.taken() - taken);
+  }
 }
 
 Task<void> SimulatedRank::backward(int block) {
   const BlockBackward& times = job_.backward[static_cast<std::size_t>(block)];
   for (const ReadyGradient& gradient : times.gradients) {
-    co_await pass(gradient.seconds);
+    const double copy = copy_seconds(gradient.tensor);
+    co_await pass(gradient.seconds + copy);
+    current_.handed_over += copy;
     strategies_.all.gradient_ready(gradient.tensor,
                                    job_.windows->of(comm_.rank(), step_, gradient.tensor));
   }
@@ -144,11 +168,17 @@ SimRanksOptions sim_options(const SimulationOptions& simulation) {
   if (simulation.link.scale_up_bytes_per_second > 0)
     link.scale_up_bytes_per_second = simulation.link.scale_up_bytes_per_second;
   out.config = simulation.config;
+  out.kernels = simulation.costs.kernels;
+  out.sim.workers = simulation.costs.workers;
   return out;
 }
 
 void check(const SimulatedCosts& costs) {
   if (costs.workers < 0) throw UsageError("a simulated job has a number of workers that is not negative");
+  for_each_cost(costs.kernels, [](const char* name, double seconds) {
+    if (!(seconds >= 0 && seconds < 1))
+      throw UsageError(std::string("the cost ") + name + " must be seconds of one byte, element or entry");
+  });
 }
 
 }  // namespace
@@ -163,7 +193,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& outline, const Emulatio
   std::vector<std::unique_ptr<SimulatedRank>> all;
   for (int r = 0; r < simulation.ranks; ++r) {
     if (options.planned_link) ranks.engine(r).endpoint().set_cost(*options.planned_link);
-    all.push_back(std::make_unique<SimulatedRank>(ranks.engine(r), job));
+    all.push_back(std::make_unique<SimulatedRank>(ranks.engine(r), ranks.workers(r), job));
   }
   std::vector<EmulatedSteps> out;
   try {

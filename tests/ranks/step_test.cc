@@ -299,7 +299,8 @@ TEST(TwoStrategies, TheNormCountsEveryShardOnce) {
 }
 
 TEST(TwoStrategies, ANaNInOneRollsBackBothOnAllRanks) {
-  for (const std::pair<int, int> bad : {std::pair(3, 4), std::pair(0, 0), std::pair(2, static_cast<int>(kSteps) - 1)}) {
+  const std::array<std::pair<int, int>, 3> cases{{{3, 4}, {0, 0}, {2, static_cast<int>(kSteps) - 1}}};
+  for (const std::pair<int, int>& bad : cases) {
     const std::vector<Outcome> ranks = train({.skip_not_finite = true}, kSteps, bad);
     EXPECT_TRUE(Reference(0, kSteps, bad) == ranks);
     EXPECT_FALSE(Reference(0, kSteps, bad, {.verdict_per_group = true}) == ranks);  // control
