@@ -72,12 +72,13 @@ Task<void> compare_plans(Comm comm, std::shared_ptr<std::vector<std::int64_t>> h
 }  // namespace
 
 DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
-                           DataParallelOptions options)
+                           DataParallelOptions options, StateRegistry* registry)
     : engine_(engine),
       comm_(comm),
       options_(std::move(options)),
       plan_(std::move(parameters), buckets_of(options_.algorithm, options_.buckets)),
-      state_(std::make_unique<ParameterState>(plan_)) {
+      own_registry_(registry == nullptr ? std::make_unique<StateRegistry>() : nullptr),
+      registry_(registry == nullptr ? own_registry_.get() : registry) {
   checked_density(options_.density);
   check_algorithm(options_);
   check_recipe(options_);
@@ -88,6 +89,10 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
     refuse("float64 gradients are reduced by 'dense' only, not by '" + options_.algorithm + "'");
   if (options_.divisor == 0) options_.divisor = comm.size();
   if (!(options_.divisor > 0)) refuse("the divisor must be positive");
+  const ParameterState::Options kept{.peers = {comm.rank(), comm.size()},
+                                     .velocities = options_.momentum_correction > 0,
+                                     .factors = options_.algorithm == kPowerSgd};
+  state_ = std::make_unique<ParameterState>(plan_, *registry_, kept);
   lay_out();
   submit_comparison();
 }
@@ -316,18 +321,18 @@ StepResult DataParallel::finish() {
   StepResult out{.committed = false, .step = state_->step(), .bad = {}, .text = {}};
   for (const Ticket& t : tickets) {
     if (!t.error()) continue;
-    state_->roll_back();
+    registry_->roll_back();
     std::rethrow_exception(t.error());
   }
   if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->finite(); })) {
-    state_->roll_back();
+    registry_->roll_back();
     return verdicts();
   }
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     if (run.measures) state_->stage_scale(b, run.measured);
   }
-  state_->commit();
+  registry_->commit();
   has_result_ = true;
   out.committed = true;
   return out;
@@ -355,18 +360,15 @@ void DataParallel::set_density(double density) {
   options_.density = checked_density(density);
 }
 
-StateSnapshot DataParallel::save() const {
+StateSnapshot DataParallel::save() {
   require_between_steps("save()");
-  return state_->save(comm_.rank(), comm_.size());
+  return registry_->save(comm_.rank(), comm_.size());
 }
 
-void DataParallel::load(const StateSnapshot& snapshot) {
+void DataParallel::load(std::span<const StateSnapshot> snapshots) {
   require_between_steps("load()");
-  const auto moves = [](const StateSnapshot::Parameter& p) { return !p.velocity.empty(); };
-  if (options_.momentum_correction == 0 && std::ranges::any_of(snapshot.parameters, moves))
-    refuse("the snapshot has velocities of momentum correction, which is off here");
-  state_->load(snapshot, comm_.rank(), comm_.size());
-  lay_out();
+  registry_->load(snapshots, comm_.rank(), comm_.size());
+  has_result_ = false;
 }
 
 const SparseResult& DataParallel::result(int bucket) const {

@@ -45,6 +45,7 @@
 #include "data_parallel/buckets.h"
 #include "data_parallel/quotas.h"
 #include "data_parallel/state.h"
+#include "state/registry.h"
 #include "weft/engine.h"
 #include "weft/sparse.h"
 
@@ -98,8 +99,10 @@ struct StepResult {
 class DataParallel {
  public:
   // Submits a comparison of the ranks' plans, which is among the first step's tickets. Throws UsageError.
+  // `registry` (null: one of its own) holds what is kept between steps, outlives it, and is committed or
+  // rolled back by finish().
   DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
-               DataParallelOptions options);
+               DataParallelOptions options, StateRegistry* registry = nullptr);
   ~DataParallel();
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
@@ -135,8 +138,10 @@ class DataParallel {
   // place in the forward for each parameter, or empty.
   void replan(const BucketOptions& buckets, std::span<const int> use = {});
   void set_density(double density);  // for a warm-up
-  StateSnapshot save() const;
-  void load(const StateSnapshot& snapshot);
+  // Of all that is in the registry, for use alone. load(): snapshots of all ranks of a job of any size, or
+  // this rank's own; StateRegistry::load().
+  StateSnapshot save();
+  void load(std::span<const StateSnapshot> snapshots);
 
   // Of the last step that has ended, where clip_local is set: the norm of this rank's share of the averaged
   // gradient, before it was clipped.
@@ -179,6 +184,8 @@ class DataParallel {
   Comm comm_;
   DataParallelOptions options_;
   BucketPlan plan_;
+  std::unique_ptr<StateRegistry> own_registry_;  // where none was given
+  StateRegistry* registry_ = nullptr;
   std::unique_ptr<ParameterState> state_;
   std::vector<std::unique_ptr<BucketRun>> runs_;
   std::vector<std::int64_t> quotas_;

@@ -13,6 +13,7 @@ LAYERS = [
     ["transports"],
     ["collectives", "compressors"],
     ["engine"],
+    ["state"],
     ["data_parallel", "embedding", "moe", "pipeline"],
     ["planner"],
     ["world"],

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/median.h"
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
 #include "weft/error.h"
 #include "weft_torch/data/batches.h"
 #include "weft_torch/models/model.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
 #include "weft/comm.h"
 #include "weft_torch/data/batches.h"
 #include "weft_torch/data/open.h"

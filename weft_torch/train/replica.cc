@@ -95,8 +95,10 @@ Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOp
                     .count = tensor.numel(),
                     .use = mine.block,
                     .rows = tensor.dim() < 2 ? 0 : tensor.size(0)});
-    updated.push_back(
-        {.name = mine.parameter.name, .count = tensor.numel(), .dtype = options_.parallel.dtype});
+    updated.push_back({.name = mine.parameter.name,
+                       .count = tensor.numel(),
+                       .dtype = options_.parallel.dtype,
+                       .shard = Shard::whole(tensor.sizes().vec())});
     trained.push_back(mine.parameter);
     on_device = on_device || !tensor.is_cpu();
   }
@@ -107,7 +109,11 @@ Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOp
       throw UsageError("parameters on a GPU are updated by torch's optimizers: optimizer_from = torch");
     optimizer_ = std::make_unique<Optimizer>(options_.optimizer, updated);
   }
-  parallel_ = std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel);
+  const auto rows = [this, peers = Peers{comm.rank(), comm.size()}] {
+    return torch_optimizer_ ? torch_optimizer_->rows(peers) : optimizer_->rows(peers);
+  };
+  registry_.add(std::string(kOptimizerOwner), {.rows = rows, .missing = {}, .commit = {}, .roll_back = {}});
+  parallel_ = std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel, &registry_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].parameter.tensor,
                                                    std::make_unique<Hook>(*this, static_cast<int>(i)));
@@ -362,17 +368,6 @@ void Replica::set_lr(double lr) {
     torch_optimizer_->set_lr(lr);
   else
     optimizer_->set_lr(lr);
-}
-
-OptimizerSnapshot Replica::save_optimizer() const {
-  return torch_optimizer_ ? torch_optimizer_->save() : optimizer_->save();
-}
-
-void Replica::load_optimizer(const OptimizerSnapshot& snapshot) {
-  if (torch_optimizer_)
-    torch_optimizer_->load(snapshot);
-  else
-    optimizer_->load(snapshot);
 }
 
 }  // namespace weft

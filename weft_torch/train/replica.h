@@ -38,7 +38,8 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
+#include "state/registry.h"
 #include "weft/engine.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/staging.h"
@@ -100,8 +101,8 @@ class Replica {
   void set_lr(double lr);
   void watch(Watch watch) { watch_ = std::move(watch); }
 
-  OptimizerSnapshot save_optimizer() const;
-  void load_optimizer(const OptimizerSnapshot& snapshot);  // as Optimizer::load()
+  // What lives between steps, of data parallelism and of the optimizer. To be saved or loaded when settled.
+  StateRegistry& registry() { return registry_; }
   DataParallel& parallel() { return *parallel_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
@@ -138,6 +139,7 @@ class Replica {
   Model& model_;
   ReplicaOptions options_;
   std::vector<Mine> parameters_;
+  StateRegistry registry_;
   std::unique_ptr<DataParallel> parallel_;
   std::unique_ptr<Optimizer> optimizer_;             // of weft, or
   std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
