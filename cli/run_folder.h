@@ -4,7 +4,7 @@
 //   metrics.jsonl   one object a step
 //   summary.json    one object, when the run has ended
 //   trace.json      with --trace (a process of many: trace.rank<r>.json)
-//   checkpoints/    src/data_parallel/checkpoint.h
+//   checkpoints/    src/state/checkpoint.h
 #pragma once
 
 #include <cstdint>

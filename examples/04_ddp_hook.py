@@ -29,5 +29,5 @@ for step in range(100):
         print(f"step {step:2}: loss {loss.item():.3f}, {state.sent_bytes} bytes of gradients sent by each rank")
 
 # Unlike DDP's own hooks, this one's state is complete and can be saved: residuals belong to parameters by name.
-print(f"rank {weft.rank()}: {len(state.state_dict()['parameters'])} parameters with their state")
+print(f"rank {weft.rank()}: {len(state.state_dict()['rows'])} rows of state")
 dist.destroy_process_group()

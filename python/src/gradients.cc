@@ -156,14 +156,9 @@ class Gradients {
 
   py::dict save() const { return to_python(core_->save()); }
   void load(const std::vector<py::dict>& states) {
-    World& world = session_->world();
     std::vector<StateSnapshot> snapshots;
     for (const py::dict& state : states) snapshots.push_back(snapshot_of(state));
-    if (snapshots.size() == 1 && snapshots.front().size == world.size() &&
-        snapshots.front().rank == world.rank()) {
-      return core().load(snapshots.front());
-    }
-    core().load(reshard(snapshots, world.size())[static_cast<std::size_t>(world.rank())]);
+    core().load(snapshots);
   }
 
  private:

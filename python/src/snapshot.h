@@ -1,16 +1,14 @@
-// The compression state of a rank (data_parallel/state.h) as plain Python values and back:
+// The state of a rank (state/rows.h) as plain Python values and back:
 //
-//   {"step", "rank", "size",
-//    "parameters":  [{"name", "count", "residual", "velocity", "scale", "factor", "factor_rank"}, ...],
-//    "controllers": [{"parameters", "team_quota": [entries, step, inertia],
-//                     "thresholds": [local, global, k, steps, regions]}, ...]}
+//   {"rank", "size", "rows": [{"owner", "kind", "name", "dtype", "rule", "peer", "peers",
+//                              "shape", "first", "extent", "values"}, ...]}
 //
-// residual, velocity and factor are the bytes of float32 values, empty for none.
+// values are bytes, empty for zeros. No kind of row is known here.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include "data_parallel/state.h"
+#include "state/rows.h"
 
 namespace weft::python {
 

@@ -13,8 +13,8 @@ from ._weft import Error, Gradients, StepResult, UsageError
 from ._world import init, session
 
 State = Dict[str, Any]
-_FORMAT = 1
-_VECTORS = ("residual", "velocity", "factor")  # of a parameter, in a state
+_FORMAT = 2
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}  # of rows
 _NOT_FINITE = ("error", "skip", "nan")
 
 
@@ -161,11 +161,14 @@ class Compression:
         self._live.set_density(float(density))
 
     def state_dict(self) -> State:
-        """What this rank keeps between steps, as tensors and plain values. Each rank saves its own."""
+        """What this rank keeps between steps, as tensors and plain values. Each rank saves its own.
+
+        Its "rows" are vectors by owner, kind ("residual", "scale", ...) and name of the parameter or bucket; "values" is a
+        tensor, or None for zeros.
+        """
         state = self._live.save()
-        for parameter in state["parameters"]:
-            for key in _VECTORS:
-                parameter[key] = _tensor_of(parameter[key])
+        for row in state["rows"]:
+            row["values"] = _tensor_of(row["values"], _DTYPES[row["dtype"]])
         return {"weft_format": _FORMAT, **state}
 
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
@@ -177,22 +180,24 @@ class Compression:
         self._live.load([_plain(each) for each in states])
 
 
-def _tensor_of(raw: bytes) -> Optional[torch.Tensor]:
-    return torch.frombuffer(bytearray(raw), dtype=torch.float32) if raw else None
+def _tensor_of(raw: bytes, dtype: torch.dtype) -> Optional[torch.Tensor]:
+    return torch.frombuffer(bytearray(raw), dtype=dtype) if raw else None
 
 
-def _raw(tensor: Optional[torch.Tensor]) -> bytes:
+def _raw(tensor: Optional[torch.Tensor], dtype: torch.dtype) -> bytes:
     if tensor is None:
         return b""
-    return bytes(tensor.detach().to("cpu", torch.float32).contiguous().view(torch.uint8).untyped_storage())
+    return bytes(tensor.detach().to("cpu", dtype).contiguous().view(torch.uint8).untyped_storage())
 
 
 def _plain(state: Any) -> State:
+    if isinstance(state, dict) and state.get("weft_format") == 1:
+        raise UsageError("a compression state of weft_format 1 is read by the weft that wrote it: go on without it, or there")
     if not isinstance(state, dict) or state.get("weft_format") != _FORMAT:
-        raise UsageError("this is no compression state of weft: it has no weft_format 1")
+        raise UsageError(f"this is no compression state of weft: it has no weft_format {_FORMAT}")
     out = {key: value for key, value in state.items() if key != "weft_format"}
     try:
-        out["parameters"] = [{**p, **{key: _raw(p[key]) for key in _VECTORS}} for p in out["parameters"]]
+        out["rows"] = [{**row, "values": _raw(row["values"], _DTYPES[row["dtype"]])} for row in out["rows"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"this is no compression state of weft: {error!r}") from None
     return out

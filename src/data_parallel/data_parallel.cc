@@ -48,13 +48,19 @@ DataParallelOptions checked(DataParallelOptions options, int ranks) {
 }  // namespace
 
 DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
-                           DataParallelOptions options)
+                           DataParallelOptions options, StateRegistry* registry)
     : engine_(engine),
       comm_(comm),
       options_(checked(std::move(options), comm.size())),
       scheme_(find_scheme(options_.scheme.name)),
       plan_(std::move(parameters), bucket_options(options_.scheme)),
-      state_(std::make_unique<ParameterState>(plan_)) {
+      own_registry_(registry == nullptr ? std::make_unique<StateRegistry>() : nullptr),
+      registry_(registry == nullptr ? own_registry_.get() : registry) {
+  const ParameterState::Options kept{.peers = {comm.rank(), comm.size()},
+                                     .velocities = options_.scheme.momentum_correction > 0,
+                                     .factors = scheme_.low_rank,
+                                     .owner = options_.name};
+  state_ = std::make_unique<ParameterState>(plan_, *registry_, kept);
   lay_out();
   submit_comparison();
 }
@@ -263,7 +269,8 @@ StepResult DataParallel::verdict() {
   for (const Ticket& t : tickets_) {
     if (!t.error()) continue;
     const std::exception_ptr error = t.error();
-    roll_back();
+    registry_->roll_back();
+    close(false);
     std::rethrow_exception(error);
   }
   if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->finite(); }))
@@ -271,7 +278,8 @@ StepResult DataParallel::verdict() {
   return {.committed = true, .step = state_->step(), .bad = {}, .text = {}};
 }
 
-void DataParallel::close_step() {
+void DataParallel::close(bool committed) {
+  has_result_ = committed;
   sent_bytes_ = 0;
   for (const auto& run : runs_) {
     run->computed_seconds = tickets_[run->ticket].computed_seconds();
@@ -283,24 +291,22 @@ void DataParallel::close_step() {
   ++attempt_;
 }
 
-void DataParallel::commit() {
+void DataParallel::stage() {
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     if (run.measures) state_->stage_scale(b, run.measured);
   }
-  state_->commit();
-  has_result_ = true;
-  close_step();
-}
-
-void DataParallel::roll_back() {
-  state_->roll_back();
-  close_step();
 }
 
 StepResult DataParallel::finish() {
   const StepResult result = verdict();
-  result.committed ? commit() : roll_back();
+  if (result.committed) {
+    stage();
+    registry_->commit();
+  } else {
+    registry_->roll_back();
+  }
+  close(result.committed);
   return result;
 }
 
@@ -331,18 +337,15 @@ void DataParallel::set_density(double density) {
   options_.scheme.density = density;
 }
 
-StateSnapshot DataParallel::save() const {
+StateSnapshot DataParallel::save() {
   require_between_steps("save()");
-  return state_->save(comm_.rank(), comm_.size());
+  return registry_->save(comm_.rank(), comm_.size());
 }
 
-void DataParallel::load(const StateSnapshot& snapshot) {
+void DataParallel::load(std::span<const StateSnapshot> snapshots) {
   require_between_steps("load()");
-  const auto moves = [](const StateSnapshot::Parameter& p) { return !p.velocity.empty(); };
-  if (options_.scheme.momentum_correction == 0 && std::ranges::any_of(snapshot.parameters, moves))
-    refuse("the snapshot has velocities of momentum correction, which is off here");
-  state_->load(snapshot, comm_.rank(), comm_.size());
-  lay_out();
+  registry_->load(snapshots, comm_.rank(), comm_.size());
+  has_result_ = false;
 }
 
 const SparseResult& DataParallel::result(int bucket) const {

@@ -46,6 +46,7 @@
 #include "data_parallel/quotas.h"
 #include "data_parallel/schemes.h"
 #include "data_parallel/state.h"
+#include "state/registry.h"
 #include "step/strategy.h"
 #include "weft/engine.h"
 #include "weft/sparse.h"
@@ -54,6 +55,7 @@ namespace weft {
 
 struct DataParallelOptions {
   // affects results; equal on all ranks
+  std::string name = "data_parallel";  // of the strategy: its state is kept under it
   SchemeOptions scheme;          // what buckets take of it: scheme_of_bucket()
   DType dtype = DType::float32;  // of all gradients; float64: where the scheme sums them
   double divisor = 0;            // 0: the size of the group
@@ -68,13 +70,15 @@ struct DataParallelOptions {
 class DataParallel final : public Strategy {
  public:
   // Submits a comparison of the ranks' plans, which is among the first step's tickets. Throws UsageError.
+  // `registry` (null: one of its own) holds what is kept between steps, outlives it, and is committed or
+  // rolled back by finish().
   DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
-               DataParallelOptions options);
+               DataParallelOptions options, StateRegistry* registry = nullptr);
   ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  std::string_view name() const override { return "data_parallel"; }
+  std::string_view name() const override { return options_.name; }
   const Comm& group() const override { return comm_; }
   // As many as there could be buckets, whatever the plan.
   std::uint32_t num_slots() const override { return 1 + static_cast<std::uint32_t>(plan_.num_parameters()); }
@@ -94,9 +98,9 @@ class DataParallel final : public Strategy {
   std::span<const Ticket> tickets() const { return tickets_; }  // submitted since the last finish()
   StepResult verdict() override;
   double squares() const override;
-  void commit() override;
-  void roll_back() override;
-  // For use alone: verdict(), then commit() or roll_back().
+  void stage() override;
+  void close(bool committed) override;
+  // For use alone: verdict(), then the registry's commit or roll-back.
   StepResult finish();
 
   // Of the step that has ended: the operations that bring the results of the parameters with this place of
@@ -120,8 +124,10 @@ class DataParallel final : public Strategy {
   // place in the forward for each parameter, or empty.
   void replan(const BucketOptions& buckets, std::span<const int> use = {});
   void set_density(double density);  // for a warm-up
-  StateSnapshot save() const;
-  void load(const StateSnapshot& snapshot);
+  // Of all that is in the registry, for use alone. load(): snapshots of all ranks of a job of any size, or
+  // this rank's own; StateRegistry::load().
+  StateSnapshot save();
+  void load(std::span<const StateSnapshot> snapshots);
 
   // Of the last step that has ended, where clip_local is set: the norm of this rank's share of the averaged
   // gradient, before it was clipped.
@@ -154,7 +160,6 @@ class DataParallel final : public Strategy {
   std::unique_ptr<LowRank> low_rank_of_bucket(const Bucket& bucket);
   void assign_quotas();
   void begin_step();
-  void close_step();
   int accept(int parameter, std::size_t count, DType dtype);
   void arrived(int bucket);
   void submit(int bucket);
@@ -171,6 +176,8 @@ class DataParallel final : public Strategy {
   DataParallelOptions options_;
   const Scheme& scheme_;
   BucketPlan plan_;
+  std::unique_ptr<StateRegistry> own_registry_;  // where none was given
+  StateRegistry* registry_ = nullptr;
   std::unique_ptr<ParameterState> state_;
   std::vector<std::unique_ptr<BucketRun>> runs_;
   std::vector<std::int64_t> quotas_;

@@ -1,152 +1,132 @@
 #include "data_parallel/state.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
 
 #include "weft/error.h"
+#include "weft/identity.h"
 
 namespace weft {
 
 namespace {
 
-std::string number(std::int64_t n) { return std::to_string(n); }
+// Of steps: the sum of two does not overflow.
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
 
-void check_complete(std::span<const StateSnapshot> snapshots) {
-  std::vector<bool> seen(snapshots.size());
-  for (const StateSnapshot& s : snapshots) {
-    if (s.size != static_cast<int>(snapshots.size())) {
-      throw UsageError("reshard: rank " + number(s.rank) + "'s snapshot is of " + number(s.size) +
-                       " ranks, not " + number(static_cast<std::int64_t>(snapshots.size())));
-    }
-    if (s.rank < 0 || s.rank >= s.size || seen[static_cast<std::size_t>(s.rank)]) {
-      throw UsageError("reshard: rank " + number(s.rank) + " of " + number(s.size) +
-                       " is there twice or never was");
-    }
-    seen[static_cast<std::size_t>(s.rank)] = true;
-    if (s.step != snapshots[0].step) {
-      throw UsageError("reshard: rank " + number(s.rank) + "'s snapshot is of step " + number(s.step) +
-                       ", others of step " + number(snapshots[0].step));
-    }
-    const auto same = [](const StateSnapshot::Parameter& a, const StateSnapshot::Parameter& b) {
-      return a.name == b.name && a.count == b.count && a.factor == b.factor && a.factor_rank == b.factor_rank;
-    };
-    if (!std::equal(s.parameters.begin(), s.parameters.end(), snapshots[0].parameters.begin(),
-                    snapshots[0].parameters.end(), same)) {
-      throw UsageError("reshard: rank " + number(s.rank) +
-                       "'s snapshot has other parameters or factors than rank " + number(snapshots[0].rank) +
-                       "'s");
-    }
-    for (const StateSnapshot::Parameter& p : s.parameters) {
-      if (!p.residual.empty() && static_cast<std::int64_t>(p.residual.size()) != p.count) {
-        throw UsageError("reshard: the residual of '" + p.name + "' on rank " + number(s.rank) + " is torn");
-      }
-      if (!p.velocity.empty() && static_cast<std::int64_t>(p.velocity.size()) != p.count) {
-        throw UsageError("reshard: the velocity of '" + p.name + "' on rank " + number(s.rank) + " is torn");
-      }
-    }
-  }
+template <class T>
+std::span<const T> as(std::span<const std::byte> values) {
+  return {reinterpret_cast<const T*>(values.data()), values.size() / sizeof(T)};
 }
 
-void check_finite(const StateSnapshot::Parameter& p) {
-  const auto finite = [](float v) { return std::isfinite(v); };
-  if (std::all_of(p.residual.begin(), p.residual.end(), finite) && std::isfinite(p.scale) &&
-      std::all_of(p.factor.begin(), p.factor.end(), finite) &&
-      std::all_of(p.velocity.begin(), p.velocity.end(), finite)) {
-    return;
-  }
-  throw UsageError("state: the snapshot of '" + p.name + "' is not finite");
+template <class T, std::size_t n>
+std::span<const std::byte> put(std::vector<std::byte>& scratch, const T (&values)[n]) {
+  scratch.resize(sizeof values);
+  std::memcpy(scratch.data(), values, sizeof values);
+  return scratch;
 }
 
-// Columns of a factor of the parameter, as far as its elements say.
-void check_factor(const StateSnapshot::Parameter& p) {
-  const auto rank = static_cast<std::size_t>(p.factor_rank);
-  if (p.factor_rank >= 0 && (rank == 0 ? p.factor.empty() : p.factor.size() % rank == 0)) return;
-  throw UsageError("state: the factor of '" + p.name + "' is torn");
+std::span<const float> part_of(std::span<const float> all, const BucketPlan& plan, int parameter) {
+  if (all.empty()) return {};
+  return all.subspan(static_cast<std::size_t>(plan.first_of(parameter)),
+                     static_cast<std::size_t>(plan.parameter(parameter).count));
 }
 
-void add(std::vector<float>& into, const std::vector<float>& more) {
-  if (into.empty()) {
-    into = more;
-    return;
-  }
-  for (std::size_t i = 0; i < more.size(); ++i) into[i] += more[i];
+// The controllers of a bucket of `length` elements; regions become offsets into memory and must fit exactly.
+[[noreturn]] void refuse_controllers(const char* what, std::int64_t length) {
+  throw UsageError("the " + std::string(what) + " of a bucket of " + std::to_string(length) +
+                   " elements cannot be");
+}
+
+bool takes_quota(std::int64_t length, std::span<const std::int64_t> q) {
+  const std::int64_t most = std::max<std::int64_t>(length, 1);
+  if (q.size() != 3 || q[0] < 0 || q[0] > most || q[1] < -most || q[1] > most || q[2] < 0 || q[2] > 1)
+    refuse_controllers("team quota", length);
+  return true;
+}
+bool takes_thresholds(std::int64_t length, std::span<const float> t) {
+  if (t.size() != 2 || !(t[0] >= 0) || !(t[1] >= 0)) refuse_controllers("thresholds", length);
+  return true;
+}
+bool takes_steps(std::int64_t length, std::span<const std::int64_t> s) {
+  if (s.size() != 2 || s[0] < 0 || s[0] > length || s[1] < 0 || s[1] > kMostSteps)
+    refuse_controllers("thresholds", length);
+  return true;
+}
+bool takes_regions(std::int64_t length, int size, std::span<const std::int64_t> r) {
+  const bool fits = r.empty() || (r.size() == static_cast<std::size_t>(size) + 1 && r.front() == 0 &&
+                                  r.back() == length && std::is_sorted(r.begin(), r.end()));
+  if (!fits) refuse_controllers("regions", length);
+  return true;
 }
 
 }  // namespace
 
-std::vector<StateSnapshot> reshard(std::span<const StateSnapshot> snapshots, int size) {
-  if (size < 1 || snapshots.empty()) throw UsageError("reshard: no snapshots, or no ranks");
-  check_complete(snapshots);
-  std::vector<const StateSnapshot*> old(snapshots.size());
-  for (const StateSnapshot& s : snapshots) old[static_cast<std::size_t>(s.rank)] = &s;
-  if (size == static_cast<int>(old.size())) {
-    std::vector<StateSnapshot> same;
-    same.reserve(old.size());
-    for (const StateSnapshot* s : old) same.push_back(*s);
-    return same;
+std::string bucket_name(const BucketPlan& plan, int bucket) {
+  const std::vector<BucketPiece>& pieces = plan.bucket(bucket).pieces;
+  std::uint64_t hash = mix(pieces.size());
+  for (const BucketPiece& piece : pieces) {
+    const ParameterInfo& info = plan.parameter(piece.parameter);
+    hash = mix(hash ^ static_cast<std::uint64_t>(info.count));
+    for (const char c : info.name) hash = mix(hash ^ static_cast<unsigned char>(c));
   }
-  StateSnapshot empty = *old[0];
-  empty.size = size;
-  empty.controllers.clear();
-  for (StateSnapshot::Parameter& p : empty.parameters) {
-    p.residual.clear();
-    p.velocity.clear();
-  }
-  std::vector<StateSnapshot> out(static_cast<std::size_t>(size), empty);
-  for (int r = 0; r < size; ++r) out[static_cast<std::size_t>(r)].rank = r;
-  for (std::size_t r = 0; r < old.size(); ++r) {
-    StateSnapshot& into = out[r % out.size()];
-    for (std::size_t p = 0; p < into.parameters.size(); ++p) {
-      add(into.parameters[p].residual, old[r]->parameters[p].residual);
-      add(into.parameters[p].velocity, old[r]->parameters[p].velocity);
-    }
-  }
-  return out;
+  std::array<char, 16> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), hash, 16).ptr;
+  return plan.parameter(pieces.front().parameter).name + " to " +
+         plan.parameter(pieces.back().parameter).name + " " + std::string(digits.data(), end);
 }
 
-ParameterState::ParameterState(const BucketPlan& plan) : plan_(plan) {
+ParameterState::ParameterState(const BucketPlan& plan, StateRegistry& registry, const Options& options)
+    : registry_(registry), options_(options) {
+  lay_out(plan);
+  registry_.add(options_.owner, owned());
+}
+
+ParameterState::~ParameterState() { registry_.remove(options_.owner); }
+
+void ParameterState::lay_out(const BucketPlan& plan) {
+  plan_ = plan;
+  buckets_.clear();
   for (const Bucket& b : plan_.buckets()) buckets_.push_back(std::make_unique<SparseState>(b.count));
   scales_.assign(static_cast<std::size_t>(plan_.num_parameters()), kUnmeasured);
   staged_scales_ = scales_;
-  factors_.resize(scales_.size());
-  velocities_.resize(buckets_.size());
+  factors_.assign(scales_.size(), {});
+  velocities_.assign(buckets_.size(), {});
 }
 
-std::span<const float> ParameterState::residual(int parameter) const {
-  const std::span<const float> all = bucket(plan_.bucket_of(parameter)).residual();
-  if (all.empty()) return {};
-  return all.subspan(static_cast<std::size_t>(plan_.first_of(parameter)),
-                     static_cast<std::size_t>(plan_.parameter(parameter).count));
-}
-
-std::span<const float> ParameterState::velocity(int parameter) const {
-  const auto b = static_cast<std::size_t>(plan_.bucket_of(parameter));
-  const std::span<const float> all = velocities_[b].committed;
-  if (all.empty()) return {};
-  return all.subspan(static_cast<std::size_t>(plan_.first_of(parameter)),
-                     static_cast<std::size_t>(plan_.parameter(parameter).count));
-}
-
-void ParameterState::add_residual(int parameter, std::span<const float> residual) {
-  SparseWork& work = bucket(plan_.bucket_of(parameter)).work();
-  work.residual.resize(static_cast<std::size_t>(work.length));
-  const auto first = work.residual.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter));
-  std::transform(residual.begin(), residual.end(), first, first, [](float a, float b) { return a + b; });
-}
-
-void ParameterState::add_velocity(int parameter, std::span<const float> velocity) {
-  const int b = plan_.bucket_of(parameter);
-  LargeVector<float>& all = bucket_velocity(b).committed;
-  all.resize(static_cast<std::size_t>(plan_.bucket(b).count));
-  std::copy(velocity.begin(), velocity.end(),
-            all.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter)));
+OwnedState ParameterState::owned() {
+  return {.rows = [this] { return rows(); },
+          .missing = [this] { return std::string(is_complete() ? "" : "a bucket has nothing staged"); },
+          .commit = [this] { commit(); },
+          .roll_back = [this] { roll_back(); }};
 }
 
 void ParameterState::install(const BucketPlan& plan) {
   // A plan is a snapshot's journey to itself with other places; controllers find their bucket by its names.
-  ParameterState next(plan);
-  next.load(save(0, 1), 0, 1);
-  *this = std::move(next);
+  StateRegistry apart;
+  ParameterState next(plan, apart, options_);
+  const StateSnapshot mine = registry_.save(options_.peers.rank, options_.peers.size, options_.owner);
+  const LoadOptions only{.owners = {options_.owner}, .elsewhere = {}};
+  apart.load(std::span(&mine, 1), mine.rank, mine.size, only);
+  plan_ = plan;
+  buckets_.swap(next.buckets_);
+  scales_.swap(next.scales_);
+  staged_scales_ = scales_;
+  factors_.swap(next.factors_);
+  velocities_.swap(next.velocities_);
+}
+
+std::span<const float> ParameterState::residual(int parameter) const {
+  return part_of(bucket(plan_.bucket_of(parameter)).residual(), plan_, parameter);
+}
+
+std::span<const float> ParameterState::velocity(int parameter) const {
+  const auto b = static_cast<std::size_t>(plan_.bucket_of(parameter));
+  return part_of(velocities_[b].committed, plan_, parameter);
 }
 
 void ParameterState::stage_scale(int b, double measured) {
@@ -156,15 +136,15 @@ void ParameterState::stage_scale(int b, double measured) {
   }
 }
 
+bool ParameterState::is_complete() const {
+  return std::all_of(buckets_.begin(), buckets_.end(), [](const auto& b) { return b->work().has_staged; });
+}
+
 void ParameterState::commit() {
-  for (const auto& b : buckets_) {
-    if (!b->work().has_staged) throw UsageError("ParameterState::commit: a bucket has nothing staged");
-  }
   for (const auto& b : buckets_) b->commit();
   scales_ = staged_scales_;
   for (WarmFactor& f : factors_) f.commit();
   for (Velocity& v : velocities_) v.commit();
-  ++step_;
 }
 
 void ParameterState::roll_back() {
@@ -174,100 +154,145 @@ void ParameterState::roll_back() {
   staged_scales_ = scales_;
 }
 
-StateSnapshot ParameterState::save(int rank, int size) const {
-  StateSnapshot out{.step = step_, .rank = rank, .size = size, .parameters = {}, .controllers = {}};
+// ---- rows ----
+
+std::vector<LiveRow> ParameterState::rows() {
+  std::vector<LiveRow> out;
   for (int p = 0; p < plan_.num_parameters(); ++p) {
-    const std::span<const float> mine = residual(p);
-    const std::span<const float> fast = velocity(p);
-    const ParameterInfo& info = plan_.parameter(p);
-    const std::vector<float>& factor = factors_[static_cast<std::size_t>(p)].columns;
-    const auto columns = static_cast<std::size_t>(info.rows == 0 ? 0 : info.count / info.rows);
-    out.parameters.push_back({.name = info.name,
-                              .count = info.count,
-                              .residual = {mine.begin(), mine.end()},
-                              .scale = scale(p),
-                              .factor = factor,
-                              .factor_rank = columns == 0 ? 0 : static_cast<int>(factor.size() / columns),
-                              .velocity = {fast.begin(), fast.end()}});
+    const int b = plan_.bucket_of(p);
+    out.push_back(part_row("residual", p, bucket(b).work().residual));
+    if (options_.velocities) out.push_back(part_row("velocity", p, bucket_velocity(b).committed));
+    out.push_back(scale_row(p));
+    if (options_.factors && plan_.parameter(p).rows > 0) out.push_back(factor_row(p));
   }
-  for (int b = 0; b < plan_.num_buckets(); ++b) {
-    const SparseWork& work = bucket(b).work();
-    StateSnapshot::Controllers controllers{
-        .parameters = {}, .team_quota = work.team_quota, .thresholds = work.thresholds};
-    for (const BucketPiece& piece : plan_.bucket(b).pieces) {
-      controllers.parameters.push_back(plan_.parameter(piece.parameter).name);
-    }
-    out.controllers.push_back(std::move(controllers));
-  }
+  for (int b = 0; b < plan_.num_buckets(); ++b) add_controllers(out, b);
   return out;
 }
 
-void ParameterState::load(const StateSnapshot& snapshot, int rank, int size) {
-  if (snapshot.rank != rank || snapshot.size != size) {
-    throw UsageError("state: a snapshot of rank " + number(snapshot.rank) + " of " + number(snapshot.size) +
-                     " does not load on rank " + number(rank) + " of " + number(size) + ": reshard it first");
-  }
-  ParameterState next(plan_);
-  next.step_ = snapshot.step;
-  for (const StateSnapshot::Parameter& from : snapshot.parameters) next.take(from);
-  next.staged_scales_ = next.scales_;
-  next.take_controllers(snapshot);
-  *this = std::move(next);
-}
-
-void ParameterState::take(const StateSnapshot::Parameter& from) {
-  check_finite(from);
-  check_factor(from);
-  const auto fits = [&](const std::vector<float>& values) {
-    return values.empty() || static_cast<std::int64_t>(values.size()) == from.count;
+// A parameter's part of a bucket's vector, which is empty for zeros.
+LiveRow ParameterState::part_row(const char* kind, int parameter, LargeVector<float>& all) {
+  const ParameterInfo& info = plan_.parameter(parameter);
+  LiveRow out;
+  out.row = {.key = {options_.owner, kind, info.name},
+             .dtype = DType::float32,
+             .rule = LayoutRule::sum,
+             .shard = Shard::whole({info.count}),
+             .peers = options_.peers};
+  out.read = [this, parameter, &all](auto&) { return std::as_bytes(part_of(all, plan_, parameter)); };
+  out.write = [this, parameter, &all](std::span<const std::byte> values) {
+    if (values.empty() && all.empty()) return;
+    all.resize(static_cast<std::size_t>(plan_.bucket(plan_.bucket_of(parameter)).count));
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter));
+    std::fill_n(first, plan_.parameter(parameter).count, 0.0F);
+    std::ranges::copy(as<float>(values), first);
   };
-  if (!fits(from.residual) || !fits(from.velocity))
-    throw UsageError("state: the residual or velocity of '" + from.name + "' is torn");
-  const int p = plan_.find(from.name);
-  if (p < 0) {
-    if (std::all_of(from.residual.begin(), from.residual.end(), [](float v) { return v == 0; })) return;
-    throw UsageError("state: the residual of '" + from.name + "' (" + number(from.count) +
-                     " elements) has no place in this plan; its mass would be lost");
-  }
-  const ParameterInfo& info = plan_.parameter(p);
-  if (from.count != info.count) {
-    throw UsageError("state: '" + from.name + "' has " + number(from.count) +
-                     " elements in the snapshot and " + number(info.count) + " here");
-  }
-  if (!from.residual.empty()) add_residual(p, from.residual);
-  if (!from.velocity.empty()) add_velocity(p, from.velocity);
-  scales_[static_cast<std::size_t>(p)] = from.scale;
-  if (info.rows > 0 &&
-      static_cast<std::int64_t>(from.factor.size()) == from.count / info.rows * from.factor_rank) {
-    factors_[static_cast<std::size_t>(p)].columns = from.factor;
-  }
+  return out;
 }
 
-// REQUIRES: every parameter of the snapshot that is in the plan has its length.
-void ParameterState::take_controllers(const StateSnapshot& snapshot) {
-  std::vector<bool> known(static_cast<std::size_t>(plan_.num_parameters()));
-  for (const StateSnapshot::Parameter& from : snapshot.parameters) {
-    if (const int p = plan_.find(from.name); p >= 0) known[static_cast<std::size_t>(p)] = true;
-  }
-  for (int b = 0; b < plan_.num_buckets(); ++b) {
-    bool complete = true;
-    std::vector<std::string> names;
-    for (const BucketPiece& piece : plan_.bucket(b).pieces) {
-      complete = complete && known[static_cast<std::size_t>(piece.parameter)];
-      names.push_back(plan_.parameter(piece.parameter).name);
-    }
-    const auto found = std::find_if(snapshot.controllers.begin(), snapshot.controllers.end(),
-                                    [&](const auto& c) { return c.parameters == names; });
-    if (!complete || found == snapshot.controllers.end()) continue;
-    const std::vector<std::int64_t>& regions = found->thresholds.regions;
-    if (!regions.empty() && (regions.front() != 0 || regions.back() != plan_.bucket(b).count ||
-                             !std::is_sorted(regions.begin(), regions.end()))) {
-      throw UsageError("state: the regions of the bucket from '" + names.front() + "' do not fit its " +
-                       number(plan_.bucket(b).count) + " elements");
-    }
-    bucket(b).work().team_quota = found->team_quota;
-    bucket(b).work().thresholds = found->thresholds;
-  }
+LiveRow ParameterState::scale_row(int parameter) {
+  double& scale = scales_[static_cast<std::size_t>(parameter)];
+  LiveRow out;
+  out.row = {.key = {options_.owner, "scale", plan_.parameter(parameter).name},
+             .dtype = DType::float64,
+             .rule = LayoutRule::same,
+             .shard = Shard::whole({1}),
+             .peers = options_.peers};
+  out.read = [&scale](auto&) { return std::as_bytes(std::span(&scale, 1)); };
+  out.write = [&scale](std::span<const std::byte> values) {
+    scale = values.empty() ? kUnmeasured : as<double>(values)[0];
+  };
+  out.takes = [name = plan_.parameter(parameter).name](const Shard&, std::span<const std::byte> values) {
+    const std::span<const double> told = as<double>(values);
+    if (told.size() != 1 || (told[0] < 0 && told[0] != kUnmeasured))
+      throw UsageError("the scale of '" + name + "' is negative, or not one");
+    return true;
+  };
+  return out;
+}
+
+// Columns one after the other; none before the first step. A factor holds no mass: one of a matrix with
+// another shape is left behind.
+LiveRow ParameterState::factor_row(int parameter) {
+  WarmFactor& factor = factors_[static_cast<std::size_t>(parameter)];
+  const ParameterInfo& info = plan_.parameter(parameter);
+  const std::int64_t length = info.count / info.rows;
+  const std::int64_t columns = length == 0 ? 0 : static_cast<std::int64_t>(factor.columns.size()) / length;
+  LiveRow out;
+  out.row = {.key = {options_.owner, "factor", info.name},
+             .dtype = DType::float32,
+             .rule = LayoutRule::same,
+             .shard = Shard::whole({columns, length}),
+             .peers = options_.peers};
+  out.read = [&factor](auto&) { return std::as_bytes(std::span<const float>(factor.columns)); };
+  out.write = [&factor](std::span<const std::byte> values) {
+    factor.columns.assign(as<float>(values).begin(), as<float>(values).end());
+  };
+  out.takes = [name = info.name, length, count = info.count](const Shard& shard, std::span<const std::byte>) {
+    if (shard.shape.size() != 2) throw UsageError("the factor of '" + name + "' is not a matrix");
+    return shard.shape[1] == length && shard.num_elements() <= count;
+  };
+  return out;
+}
+
+void ParameterState::add_controllers(std::vector<LiveRow>& rows, int b) {
+  const Bucket& bucket = plan_.bucket(b);
+  std::vector<std::string> names;
+  for (const BucketPiece& piece : bucket.pieces) names.push_back(plan_.parameter(piece.parameter).name);
+  const std::string name = bucket_name(plan_, b);
+  SparseWork& work = buckets_[static_cast<std::size_t>(b)]->work();
+  const std::int64_t length = bucket.count;
+  const auto add = [&](const char* kind, DType dtype, std::size_t count, auto read, auto write, auto takes) {
+    LiveRow row;
+    row.row = {.key = {options_.owner, kind, name},
+               .dtype = dtype,
+               .rule = LayoutRule::restart,
+               .shard = Shard::whole({static_cast<std::int64_t>(count)}),
+               .peers = options_.peers};
+    row.read = read;
+    row.write = write;
+    row.takes = takes;
+    row.needs = names;
+    rows.push_back(std::move(row));
+  };
+  using Bytes = std::span<const std::byte>;
+  add(
+      "team_quota", DType::int64, 3,
+      [&q = work.team_quota](auto& scratch) {
+        return put<std::int64_t>(scratch, {q.entries, q.step, q.inertia ? 1 : 0});
+      },
+      [&q = work.team_quota](Bytes values) {
+        const auto v = as<std::int64_t>(values);
+        q = v.empty() ? TeamQuota{} : TeamQuota{.entries = v[0], .step = v[1], .inertia = v[2] == 1};
+      },
+      [length](const Shard&, Bytes values) { return takes_quota(length, as<std::int64_t>(values)); });
+  Thresholds& t = work.thresholds;
+  add(
+      "thresholds", DType::float32, 2,
+      [&t](auto& scratch) { return put<float>(scratch, {t.local, t.global}); },
+      [&t](Bytes values) {
+        const auto v = as<float>(values);
+        t.local = v.empty() ? 0 : v[0];
+        t.global = v.empty() ? 0 : v[1];
+      },
+      [length](const Shard&, Bytes values) { return takes_thresholds(length, as<float>(values)); });
+  add(
+      "threshold_steps", DType::int64, 2,
+      [&t](auto& scratch) { return put<std::int64_t>(scratch, {t.k, t.steps}); },
+      [&t](Bytes values) {
+        const auto v = as<std::int64_t>(values);
+        t.k = v.empty() ? 0 : v[0];
+        t.steps = v.empty() ? 0 : v[1];
+      },
+      [length](const Shard&, Bytes values) { return takes_steps(length, as<std::int64_t>(values)); });
+  add(
+      "regions", DType::int64, t.regions.size(),
+      [&t](auto&) { return std::as_bytes(std::span<const std::int64_t>(t.regions)); },
+      [&t](Bytes values) {
+        t.regions.assign(as<std::int64_t>(values).begin(), as<std::int64_t>(values).end());
+      },
+      [length, size = options_.peers.size](const Shard&, Bytes values) {
+        return takes_regions(length, size, as<std::int64_t>(values));
+      });
 }
 
 }  // namespace weft

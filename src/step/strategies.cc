@@ -374,7 +374,13 @@ void Strategies::take_verdict() {
   norm_ = std::sqrt(squares);
   // torch's rule, with its small number against a division by zero.
   scale_ = options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (norm_ + 1e-6)) : 1;
-  for (const auto& s : strategies_) result_->committed ? s->commit() : s->roll_back();
+  if (result_->committed) {
+    for (const auto& s : strategies_) s->stage();
+    state_.commit();
+  } else {
+    state_.roll_back();
+  }
+  for (const auto& s : strategies_) s->close(result_->committed);
   if (!result_->committed && !options_.skip_not_finite) throw Error(result_->text);
 }
 

@@ -1,8 +1,8 @@
 // The strategies that share a rank's training step: their slots, their tables, one verdict and one norm.
 //
 //   Strategies all(engine, world, shape, {.clip_norm = 1});
-//   auto& dp = all.add(std::make_unique<DataParallel>(engine, world, parameters, options));  // slots from
-//   all.install();                                                                          // next_slot()
+//   auto& dp = all.add(std::make_unique<DataParallel>(engine, world, parameters, options, &all.state()));
+//   all.install();
 //   Walker walker(driver, all);
 //   for each step: walker.walk(all.next_table(micro_batches));
 //   walker.walk(all.tables(micro_batches).settle);
@@ -34,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include "state/registry.h"
 #include "step/strategy.h"
 
 namespace weft {
@@ -74,6 +75,8 @@ class Strategies {
   const ModelShape& shape() const { return shape_; }
   const StepOptions& options() const { return options_; }
   Engine& engine() { return engine_; }
+  // What lives between steps, of all strategies and of whoever else trains with them: one commit.
+  StateRegistry& state() { return state_; }
   const Comm& world() const { return world_; }
   std::vector<PlanRow> rows() const;
   const std::string& why_updates_wait() const { return why_updates_wait_; }  // empty: they do not
@@ -146,6 +149,7 @@ class Strategies {
   Comm world_;
   ModelShape shape_;
   StepOptions options_;
+  StateRegistry state_;
   std::vector<std::unique_ptr<Strategy>> strategies_;
   std::map<std::uint64_t, std::uint32_t> taken_slots_;  // by group id: how many
   std::string why_updates_wait_;

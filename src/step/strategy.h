@@ -10,7 +10,8 @@
 //   1  events: batch_known, gradient_ready, computed; and starts at their places in the table
 //   2  step_end: backward is over, whatever gradient did not come is zero
 //   3  tickets, each awaited where the table says
-//   4  when all of them are done: verdict, then commit or roll_back, the same on all ranks of the world
+//   4  when all of them are done: verdict; stage, and one commit of the registry of state for all strategies,
+//      or a roll-back, the same on all ranks of the world; close
 //
 // Thread: one at a time, that of the driver.
 #pragma once
@@ -103,8 +104,10 @@ class Strategy {
   virtual StepResult verdict() = 0;
   // The squared length of its results. REQUIRES: a verdict that lets the step be committed.
   virtual double squares() const { return 0; }
-  virtual void commit() = 0;
-  virtual void roll_back() = 0;
+  // What a commit takes beside what operations have staged.
+  virtual void stage() {}
+  // The step is over: its state was committed, or rolled back.
+  virtual void close(bool committed) = 0;
 };
 
 }  // namespace weft

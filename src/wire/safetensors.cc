@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <bit>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "wire/crc32c.h"
+#include "wire/input_file.h"
 #include "wire/safetensors_header.h"
 
 namespace weft::wire {
@@ -22,7 +22,6 @@ using safetensors::crc_text;
 using safetensors::Encoding;
 using safetensors::fail;
 using safetensors::Header;
-using safetensors::kPrefixBytes;
 using safetensors::ParsedTensor;
 using safetensors::printable;
 using safetensors::text_of;
@@ -131,22 +130,9 @@ std::vector<std::byte> encode_safetensors(std::span<const TensorEntry> entries, 
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : name_(path.string()) {
-  // O_NONBLOCK: opening a pipe would wait for its writer.
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status{};
-  if (file.get() < 0 || ::fstat(file.get(), &status) != 0) fail_with(name_, "open", errno);
-  if (!S_ISREG(status.st_mode)) fail(name_, "it is not a file");
-  const auto read_at = [&](std::size_t offset, std::span<std::byte> into) {
-    while (!into.empty()) {
-      const ssize_t n = ::pread(file.get(), into.data(), into.size(), static_cast<off_t>(offset));
-      if (n == 0) fail(name_, "it became shorter while it was read");
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail_with(name_, "read", errno);
-      offset += static_cast<std::size_t>(n);
-      into = into.subspan(static_cast<std::size_t>(n));
-    }
-  };
-  load(read_at, static_cast<std::size_t>(status.st_size));
+  const InputFile file(path);
+  const auto read_at = [&](std::size_t offset, std::span<std::byte> into) { file.read_at(offset, into); };
+  load(read_at, file.size());
 }
 
 SafetensorsFile SafetensorsFile::from_bytes(std::span<const std::byte> bytes, std::string name) {
@@ -160,30 +146,16 @@ SafetensorsFile SafetensorsFile::from_bytes(std::span<const std::byte> bytes, st
 }
 
 void SafetensorsFile::load(ReadAt read_at, std::size_t file_bytes) {
-  if (file_bytes < kPrefixBytes) fail(name_, "it has only " + std::to_string(file_bytes) + " bytes");
-  std::uint64_t length = 0;
-  read_at(0, std::as_writable_bytes(std::span(&length, 1)));
-  if (length > kMaxSafetensorsHeaderBytes) {
-    fail(name_, "a header of " + std::to_string(length) + " bytes is above the limit of 100 MB");
-  }
-  if (length > file_bytes - kPrefixBytes) {
-    fail(name_, "its header of " + std::to_string(length) + " bytes does not fit into the file of " +
-                    std::to_string(file_bytes) + " bytes");
-  }
-  std::string json(length, '\0');
-  read_at(kPrefixBytes, std::as_writable_bytes(std::span(json)));
-  Header header = safetensors::parse_header(json, name_);
-  const std::size_t data_bytes = file_bytes - kPrefixBytes - length;
-  safetensors::check_layout(header.tensors, data_bytes, name_);
-  const std::optional<std::string> told = safetensors::check_header(header, json, name_);
-
+  Header header = safetensors::read_header(read_at, file_bytes, name_);
+  const std::size_t data_bytes = file_bytes - header.data_at;
   try {
     data_ = std::make_unique_for_overwrite<std::byte[]>(data_bytes);
   } catch (const std::bad_alloc&) {
     fail(name_, "no memory for its " + std::to_string(data_bytes) + " bytes");
   }
   const std::span<std::byte> data(data_.get(), data_bytes);
-  read_at(kPrefixBytes + length, data);
+  read_at(header.data_at, data);
+  const std::optional<std::string>& told = header.data_checksum;
   if (told && crc_text(crc32c(data)) != *told) {
     fail(name_, "the checksum of the data is " + crc_text(crc32c(data)) + ", expected " + printable(*told));
   }

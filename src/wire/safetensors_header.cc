@@ -324,10 +324,10 @@ void check_layout(std::vector<ParsedTensor>& tensors, std::uint64_t data_bytes, 
   }
 }
 
-std::optional<std::string> check_header(Header& header, std::string_view json, const std::string& where) {
+void check_header(Header& header, std::string_view json, const std::string& where) {
   const auto of_data = header.metadata.extract(std::string(kDataCrcKey));
   const auto of_header = header.metadata.extract(std::string(kHeaderCrcKey));
-  if (of_data.empty() && of_header.empty()) return std::nullopt;
+  if (of_data.empty() && of_header.empty()) return;
   if (of_data.empty() || of_header.empty()) fail(where, "one of its two checksums is missing");
   const std::string& told = of_header.mapped();
   // The same text in the JSON: escapes would have other digits there.
@@ -336,7 +336,28 @@ std::optional<std::string> check_header(Header& header, std::string_view json, c
   }
   const std::string found = crc_text(header_crc(json, header.header_crc_at));
   if (found != told) fail(where, "the checksum of the header is " + found + ", expected " + printable(told));
-  return of_data.mapped();
+  header.data_checksum = of_data.mapped();
+  header.header_checksum = told;
+}
+
+Header read_header(ReadAt read_at, std::size_t file_bytes, const std::string& where) {
+  if (file_bytes < kPrefixBytes) fail(where, "it has only " + std::to_string(file_bytes) + " bytes");
+  std::uint64_t length = 0;
+  read_at(0, std::as_writable_bytes(std::span(&length, 1)));
+  if (length > kMaxSafetensorsHeaderBytes) {
+    fail(where, "a header of " + std::to_string(length) + " bytes is above the limit of 100 MB");
+  }
+  if (length > file_bytes - kPrefixBytes) {
+    fail(where, "its header of " + std::to_string(length) + " bytes does not fit into the file of " +
+                    std::to_string(file_bytes) + " bytes");
+  }
+  std::string json(length, '\0');
+  read_at(kPrefixBytes, std::as_writable_bytes(std::span(json)));
+  Header header = parse_header(json, where);
+  header.data_at = kPrefixBytes + length;
+  check_layout(header.tensors, file_bytes - header.data_at, where);
+  check_header(header, json, where);
+  return header;
 }
 
 // ---- writing a header ----

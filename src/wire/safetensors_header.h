@@ -35,15 +35,23 @@ struct Header {
   std::vector<ParsedTensor> tensors;
   Metadata metadata;
   std::size_t header_crc_at = 0;  // where the digits of "weft.header_crc32c" begin, if it is there
+  // Of read_header():
+  std::size_t data_at = 0;                   // in the file
+  std::optional<std::string> data_checksum;  // none: a file of another writer
+  std::string header_checksum;
 };
+
+// Fills `into` with the bytes from `offset` on; throws if they are not there.
+using ReadAt = FunctionRef<void(std::size_t offset, std::span<std::byte> into)>;
+// The header of a file of so many bytes, checked against them and against its checksum.
+Header read_header(ReadAt read_at, std::size_t file_bytes, const std::string& where);
 
 Header parse_header(std::string_view json, const std::string& where);
 // Brings the tensors into the order of their data, which must fill the region exactly.
 void check_layout(std::vector<ParsedTensor>& tensors, std::uint64_t data_bytes, const std::string& where);
-// Takes the checksums out of the metadata; that of the data is returned, that of the header checked. A file
-// has both or none: without this rule, a damaged key would make a damaged file look like one of another
-// writer.
-std::optional<std::string> check_header(Header& header, std::string_view json, const std::string& where);
+// Takes the checksums out of the metadata; that of the header is checked. A file has both or none: without
+// this rule, a damaged key would make a damaged file look like one of another writer.
+void check_header(Header& header, std::string_view json, const std::string& where);
 
 // ---- writing ----
 

@@ -69,12 +69,12 @@ StepOptions step_options(const EmulationOptions& options) {
 }
 
 std::unique_ptr<DataParallel> parallel_of(Engine& engine, const Comm& world, const Outline& outline,
-                                          const EmulationOptions& options, std::uint32_t first_slot) {
+                                          const EmulationOptions& options, Strategies& all) {
   DataParallelOptions out = options.parallel;
   out.dtype = DType::float32;
   out.divisor = 0;
-  out.first_slot = first_slot;
-  return std::make_unique<DataParallel>(engine, world, parameters_of(outline), out);
+  out.first_slot = all.next_slot(world);
+  return std::make_unique<DataParallel>(engine, world, parameters_of(outline), out, &all.state());
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ std::unique_ptr<DataParallel> parallel_of(Engine& engine, const Comm& world, con
 EmulatedStrategies::EmulatedStrategies(Engine& engine, const Comm& world, const Outline& outline,
                                        const EmulationOptions& options)
     : all(engine, world, shape_of(outline), step_options(options)),
-      parallel(all.add(parallel_of(engine, world, outline, options, all.next_slot(world)))) {
+      parallel(all.add(parallel_of(engine, world, outline, options, all))) {
   all.install();
 }
 

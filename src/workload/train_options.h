@@ -10,8 +10,8 @@
 #include "data/batches.h"
 #include "data/open.h"
 #include "data_parallel/data_parallel.h"
-#include "data_parallel/optimizer.h"
 #include "data_parallel/schemes.h"
+#include "state/optimizer.h"
 #include "weft/comm.h"
 #include "workload/model_options.h"
 

@@ -90,7 +90,7 @@ class RunTest(TrainTest):
         trace = json.loads((self.folder / "a/trace.json").read_text())
         self.assertEqual({event["pid"] for event in trace["traceEvents"]}, {0, 1, 2})
         self.assertEqual(trace["otherData"]["left_out"], 0)
-        self.assertTrue((self.folder / "a/checkpoints/step-4/shared.safetensors").exists())
+        self.assertTrue((self.folder / "a/checkpoints/step-4/index.safetensors").exists())
         self.refused(*TINY, "--out", "a", says="has a run already")
 
     def test_a_default_folder_and_real_text(self) -> None:
@@ -229,14 +229,14 @@ class BadInputTest(TrainTest):
 
     def test_damaged_and_foreign_checkpoints(self) -> None:
         self.ok(self.train(*TINY, "--ranks", "2", "--steps", "4", "--checkpoint-every", "2", "--out", "a"))
-        shared = self.folder / "a/checkpoints/step-4/shared.safetensors"
-        content = shared.read_bytes()
-        shared.write_bytes(content[:-100])  # the last one is truncated: the one before it serves
+        index = self.folder / "a/checkpoints/step-4/index.safetensors"
+        content = index.read_bytes()
+        index.write_bytes(content[:-100])  # the last one is truncated: the one before it serves
         done = self.ok(self.train("--resume", "a"))
         self.assertIn("step-4", done.stderr)
         self.assertIn("resumed behind step 2", done.stdout)
-        for name in ("step-2", "step-4"):
-            file = self.folder / f"a/checkpoints/{name}/shared.safetensors"
+        for name in ("step-2/index", "step-4/rank-1-of-2"):
+            file = self.folder / f"a/checkpoints/{name}.safetensors"
             damaged = bytearray(file.read_bytes())
             damaged[-7] ^= 1
             file.write_bytes(damaged)

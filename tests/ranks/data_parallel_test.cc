@@ -17,6 +17,11 @@
 namespace weft {
 namespace {
 
+using testing::forget;
+using testing::row_of;
+using testing::set_values;
+using testing::step_of;
+using testing::values_of;
 using namespace data_parallel_test;
 
 constexpr std::uint32_t kSteps = 4;
@@ -149,8 +154,8 @@ bool equal(const std::vector<Vectors>& outputs, const std::vector<Sums>& sums) {
 double lost(World& world, const Seen& seen) {
   double worst = 0;
   Sums balance;
-  for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
-    const std::vector<float>& left = seen.state.parameters[p].residual;
+  for (std::size_t p = 0; p < model().size(); ++p) {
+    const std::vector<float> left = values_of(seen.state, "residual", model()[p].name);
     balance.emplace_back(left.begin(), left.end());
     balance[p].resize(zeros()[p].size());
     world.all_reduce(std::span(balance[p]));
@@ -182,8 +187,8 @@ void check_case(World& world, DataParallelOptions options, std::uint32_t first_s
   const Seen expected = simulate(options, world.size(), world.rank());
   EXPECT_TRUE(seen.outputs == expected.outputs) << options.scheme.name;
   EXPECT_EQ(seen.quotas, expected.quotas) << options.scheme.name;
-  for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
-    EXPECT_TRUE(seen.state.parameters[p].residual == expected.state.parameters[p].residual);
+  for (const ParameterInfo& p : model()) {
+    EXPECT_EQ(row_of(seen.state, "residual", p.name), row_of(expected.state, "residual", p.name));
   }
   for (const std::vector<std::int64_t>& quotas : seen.quotas) {
     std::int64_t sparse = 0;
@@ -213,17 +218,18 @@ void check_powersgd(World& world, std::uint32_t first_slot) {
   const Seen expected = simulate(options, world.size(), world.rank());
   EXPECT_TRUE(seen.outputs == expected.outputs);
   double largest = 0;
-  for (std::size_t p = 0; p < seen.state.parameters.size(); ++p) {
-    EXPECT_TRUE(seen.state.parameters[p].residual == expected.state.parameters[p].residual);
-    EXPECT_TRUE(seen.state.parameters[p].factor == expected.state.parameters[p].factor);
+  for (std::size_t p = 0; p < model().size(); ++p) {
+    const std::string name = model()[p].name;
+    EXPECT_EQ(row_of(seen.state, "residual", name), row_of(expected.state, "residual", name));
+    EXPECT_EQ(values_of(seen.state, "factor", name), values_of(expected.state, "factor", name));
     for (const Vectors& out : seen.outputs) {
       for (const float v : out[p]) largest = std::max(largest, std::abs(static_cast<double>(v)));
     }
-    for (const float v : seen.state.parameters[p].residual) {
+    for (const float v : values_of(seen.state, "residual", name)) {
       largest = std::max(largest, std::abs(static_cast<double>(v)));
     }
   }
-  EXPECT_EQ(seen.state.parameters[0].factor_rank, 2);
+  EXPECT_EQ(row_of(seen.state, "factor", model()[0].name).row.shard.shape[0], 2);
   // In each step a rank rounds gradient + residual, of at most 1000 + largest, and the new residual, no
   // larger. The output here is y itself, y / W rounds on every rank: three roundings for each rank and step.
   // A residual in between may exceed the last one; twice covers it.

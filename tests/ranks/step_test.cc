@@ -73,8 +73,7 @@ class Courier final : public Strategy {
   }
   Ticket ticket(int) const override { return ticket_; }
   StepResult verdict() override { return {.committed = true}; }
-  void commit() override { ++commits; }
-  void roll_back() override { ++roll_backs; }
+  void close(bool committed) override { ++(committed ? commits : roll_backs); }
   int commits = 0, roll_backs = 0;
 
  private:
@@ -97,9 +96,10 @@ class Toy final : public Driver {
       o.scheme.name = "dense";
       o.dtype = DType::float64;
       o.divisor = kRanks;  // of both: a shard's sum is over its own ranks, its divisor that of all
+      o.name = name;
       o.first_slot = strategies.next_slot(group);
       const std::vector<ParameterInfo> parameters{{name, count, use}};
-      return &strategies.add(std::make_unique<DataParallel>(world.engine(), group, parameters, o));
+      return &strategies.add(std::make_unique<DataParallel>(world.engine(), group, parameters, o, &strategies.state()));
     };
     shared = parallel(world.comm(), "shared", kShared, 0);
     half = parallel(half_, "half", kHalf, 1);
@@ -345,7 +345,7 @@ TEST(OneStep, ALossThatIsNotFiniteNamesStepAndRank) {
                   o.scheme.name = "dense";
                   o.first_slot = all.next_slot(world.comm());
                   all.add(std::make_unique<DataParallel>(world.engine(), world.comm(),
-                                                         std::vector<ParameterInfo>{{"p", 4, 0}}, o));
+                                                         std::vector<ParameterInfo>{{"p", 4, 0}}, o, &all.state()));
                   all.install();
                   struct Plain final : Driver {
                     Strategies* all = nullptr;

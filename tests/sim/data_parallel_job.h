@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
+#include "state_rows.h"
 #include "transports/sim.h"
 #include "weft/engine.h"
 #include "weft/random.h"

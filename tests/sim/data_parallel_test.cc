@@ -21,6 +21,11 @@
 namespace weft {
 namespace {
 
+using testing::forget;
+using testing::row_of;
+using testing::set_values;
+using testing::step_of;
+using testing::values_of;
 using namespace data_parallel_test;
 
 TEST(DataParallel, DensityOneIsTheDenseSumDividedOnce) {
@@ -125,20 +130,18 @@ TEST(DataParallel, EveryAlgorithmAndKindOfQuotas) {
   }
 }
 
-std::vector<float> residual_of(const StateSnapshot::Parameter& parameter) {
-  std::vector<float> out = parameter.residual;
-  if (out.empty()) out.resize(static_cast<std::size_t>(parameter.count));  // empty: zeros
-  return out;
-}
-
 void expect_same_state(const std::vector<StateSnapshot>& a, const std::vector<StateSnapshot>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t r = 0; r < a.size(); ++r) {
-    EXPECT_EQ(a[r].step, b[r].step);
-    for (std::size_t p = 0; p < a[r].parameters.size(); ++p) {
-      EXPECT_EQ(a[r].parameters[p].name, b[r].parameters[p].name);
-      EXPECT_EQ(residual_of(a[r].parameters[p]), residual_of(b[r].parameters[p]));
-      EXPECT_EQ(a[r].parameters[p].scale, b[r].parameters[p].scale);
+    EXPECT_EQ(step_of(a[r]), step_of(b[r]));
+    for (const StateValue& v : a[r].rows) {
+      const auto& [owner, kind, name] = v.row.key;
+      if (kind == "residual") {
+        EXPECT_EQ(values_of(a[r], kind, name), values_of(b[r], kind, name));
+      }
+      if (kind == "scale") {
+        EXPECT_EQ(v, row_of(b[r], kind, name));
+      }
     }
   }
 }
@@ -205,8 +208,9 @@ TEST(DataParallel, AnotherPlanKeepsEveryResidual) {
   EXPECT_EQ(job.run_and_weigh(1), 0.0);
   for (const double v : job.mass(false)) EXPECT_EQ(v, 0.0);
   // Control: a plan without a parameter that has a residual would lose it.
-  ParameterState state(BucketPlan(model(), {}));
-  state.load(before[0], 0, 4);
+  StateRegistry registry;
+  ParameterState state(BucketPlan(model(), {}), registry, {.peers = {0, 4}});
+  registry.load({&before[0], 1}, 0, 4);
   EXPECT_THROW(state.install(BucketPlan({{"embed", 3000, 0}}, {})), UsageError);
 }
 
@@ -214,9 +218,9 @@ TEST(DataParallel, SnapshotsLoadOnAnyNumberOfRanks) {
   for (const auto& [from, to] : {std::pair{4, 2}, std::pair{5, 3}, std::pair{2, 5}, std::pair{3, 1}}) {
     Job old(from, model(), options_of(0.02));
     EXPECT_EQ(old.run_and_weigh(3), 0.0);
-    const std::vector<StateSnapshot> resharded = reshard(old.save(), to);
+    const std::vector<StateSnapshot> saved = old.save();
     Job next(to, model(), options_of(0.02), 5);
-    for (int r = 0; r < to; ++r) next[r].dp->load(resharded[static_cast<std::size_t>(r)]);
+    for (int r = 0; r < to; ++r) next[r].dp->load(saved);
     EXPECT_EQ(next.mass(false), old.mass(false)) << from << " to " << to;
     EXPECT_EQ(next[0].dp->state().step(), 3);
     EXPECT_EQ(next.run_and_weigh(2), 0.0);
@@ -229,9 +233,9 @@ TEST(DataParallel, MergedFloatsAreConservedUpToOneRoundingEach) {
     return static_cast<float>(std::sin(r + 7.0 * p + 0.37 * static_cast<double>(i)));
   });
   ASSERT_EQ(old.step(), "");
-  const std::vector<StateSnapshot> resharded = reshard(old.save(), 2);
+  const std::vector<StateSnapshot> saved = old.save();
   Job next(2, model(), options_of(0.02));
-  for (int r = 0; r < 2; ++r) next[r].dp->load(resharded[static_cast<std::size_t>(r)]);
+  for (int r = 0; r < 2; ++r) next[r].dp->load(saved);
   const std::vector<double> before = old.mass(false);
   const std::vector<double> after = next.mass(false);
   double worst = 0;
@@ -252,8 +256,8 @@ TEST(DataParallel, ARestoredJobGoesOnAsIfNothingHadHappened) {
     }
     Job other(4, model(), options, 3);
     Job forgetful(4, model(), options, 3);  // control: begins without what was saved
-    const std::vector<StateSnapshot> saved = reshard(job.save(), 4);
-    for (int r = 0; r < 4; ++r) other[r].dp->load(saved[static_cast<std::size_t>(r)]);
+    const std::vector<StateSnapshot> saved = job.save();
+    for (int r = 0; r < 4; ++r) other[r].dp->load(saved);
     for (std::uint32_t t = 3; t < 6; ++t) {
       job.fill_whole(t);
       other.fill_whole(t);
@@ -324,21 +328,26 @@ TEST(DataParallel, BadSnapshotsAreRefused) {
   Job job(2, model(), options_of(0.05));
   EXPECT_EQ(job.run_and_weigh(1), 0.0);
   const std::vector<StateSnapshot> good = job.save();
-  EXPECT_THROW(job[0].dp->load(good[1]), UsageError) << "of another rank";
-  EXPECT_THROW(reshard(std::span(good).first(1), 2), UsageError);
-  EXPECT_THROW(reshard(good, 0), UsageError);
+  EXPECT_THROW(job[0].dp->load({&good[1], 1}), UsageError) << "of another rank";
+  Job alone(1, model(), options_of(0.05));
+  EXPECT_THROW(alone[0].dp->load({&good[0], 1}), UsageError) << "rank 1's is missing";
+  EXPECT_THROW(alone[0].dp->load({}), UsageError);
   std::vector<StateSnapshot> bad = good;
-  bad[1].step = 9;
-  EXPECT_THROW(reshard(bad, 1), UsageError);
+  set_values<std::int64_t>(row_of(bad[1], "step", "committed"), {9});
+  EXPECT_THROW(alone[0].dp->load(bad), UsageError);
   bad = good;
   bad[1].rank = 0;
-  EXPECT_THROW(reshard(bad, 1), UsageError);
+  EXPECT_THROW(alone[0].dp->load(bad), UsageError);
   bad = good;
-  bad[0].parameters[0].residual[1] = std::numeric_limits<float>::infinity();
-  EXPECT_THROW(job[0].dp->load(bad[0]), UsageError);
+  std::erase_if(bad[1].rows, [](const StateValue& v) { return v.row.key.kind == "residual"; });
+  EXPECT_THROW(alone[0].dp->load(bad), UsageError) << "a rank's residuals are dropped";
   bad = good;
-  bad[0].parameters[0].residual.resize(7, 1.0F);
-  EXPECT_THROW(job[0].dp->load(bad[0]), UsageError);
+  row_of(bad[0], "residual", "embed").values<float>()[1] = std::numeric_limits<float>::infinity();
+  EXPECT_THROW(job[0].dp->load({&bad[0], 1}), UsageError);
+  bad = good;
+  row_of(bad[0], "residual", "embed").bytes.resize(7 * sizeof(float));
+  EXPECT_THROW(job[0].dp->load({&bad[0], 1}), UsageError);
+  alone[0].dp->load(good);  // control: unspoiled, they load
   expect_same_state(good, job.save());
 }
 
@@ -346,13 +355,16 @@ TEST(DataParallel, BadSnapshotsAreRefused) {
 TEST(DataParallel, StateOfParametersThatChangedIsNotTaken) {
   const BucketOptions one{.bucket_bytes = 4 * 4000, .dense_below = 0};
   const std::vector<ParameterInfo> small{{"a", 100, 0}, {"b", 50, 1}};
-  ParameterState state(BucketPlan(small, one));
+  const ParameterState::Options of_two{.peers = {0, 2}};
+  StateRegistry registry;
+  ParameterState state(BucketPlan(small, one), registry, of_two);
   Thresholds& thresholds = state.bucket(0).work().thresholds;
   thresholds = {.local = 1, .global = 1, .k = 5, .steps = 3, .regions = {0, 70, 150}};
-  const StateSnapshot good = state.save(0, 2);
+  const StateSnapshot good = registry.save(0, 2);
   const auto loaded = [&](const std::vector<ParameterInfo>& parameters, const StateSnapshot& snapshot) {
-    ParameterState into(BucketPlan(parameters, one));
-    into.load(snapshot, 0, 2);
+    StateRegistry other;
+    const ParameterState into(BucketPlan(parameters, one), other, of_two);
+    other.load({&snapshot, 1}, 0, 2);
     return into.bucket(0).work().thresholds.regions;
   };
   EXPECT_EQ(loaded(small, good), thresholds.regions);  // control: they are taken where all is as it was
@@ -367,14 +379,14 @@ TEST(DataParallel, StateOfParametersThatChangedIsNotTaken) {
   }
   // A bucket whose parameters do not all come with the snapshot starts anew.
   StateSnapshot less = good;
-  less.parameters.pop_back();
+  std::erase_if(less.rows, [](const StateValue& v) { return v.row.key.name == "b"; });
   EXPECT_TRUE(loaded(small, less).empty());
   EXPECT_TRUE(loaded({{"a", 100, 0}}, good).empty());
   // Regions that do not fit.
   for (const std::vector<std::int64_t>& regions :
        {std::vector<std::int64_t>{0, 70, 151}, {1, 70, 150}, {0, 151, 150}}) {
     StateSnapshot bad = good;
-    bad.controllers[0].thresholds.regions = regions;
+    set_values(row_of(bad, "regions", bucket_name(BucketPlan(small, one), 0)), regions);
     EXPECT_THROW(loaded(small, bad), UsageError);
   }
 }
@@ -405,7 +417,7 @@ TEST(DataParallel, UnusedParametersAreZerosAndBadCallsAreRefused) {
   EXPECT_THROW(dp.finish(), UsageError);
   dp.gradient_ready(0, g);
   EXPECT_THROW(dp.gradient_ready(0, g), UsageError);
-  EXPECT_THROW(dp.save(), UsageError);
+  EXPECT_THROW(static_cast<void>(dp.save()), UsageError);
   EXPECT_THROW(dp.set_density(0.5), UsageError);
   EXPECT_THROW(job[1].dp->set_density(0), UsageError);
   DataParallelOptions bad = options_of(0.1);

@@ -15,6 +15,11 @@
 namespace weft {
 namespace {
 
+using testing::forget;
+using testing::row_of;
+using testing::set_values;
+using testing::step_of;
+using testing::values_of;
 using namespace data_parallel_test;
 
 constexpr double kUnit = 0x1p-24;  // one rounding of float32, relative
@@ -48,8 +53,10 @@ void expect_equal_ranks(Job& job) {
     ASSERT_EQ(job[r].outputs, job[0].outputs);
     const StateSnapshot mine = job[r].dp->save();
     const StateSnapshot first = job[0].dp->save();
-    for (std::size_t p = 0; p < mine.parameters.size(); ++p) {
-      ASSERT_EQ(mine.parameters[p].factor, first.parameters[p].factor);
+    for (const StateValue& v : mine.rows) {
+      if (v.row.key.kind == "factor") {
+        ASSERT_EQ(v.bytes, row_of(first, "factor", v.row.key.name).bytes);
+      }
     }
   }
 }
@@ -57,11 +64,12 @@ void expect_equal_ranks(Job& job) {
 void expect_same_state(const std::vector<StateSnapshot>& a, const std::vector<StateSnapshot>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t r = 0; r < a.size(); ++r) {
-    EXPECT_EQ(a[r].step, b[r].step);
-    for (std::size_t p = 0; p < a[r].parameters.size(); ++p) {
-      EXPECT_EQ(a[r].parameters[p].residual, b[r].parameters[p].residual);
-      EXPECT_EQ(a[r].parameters[p].factor, b[r].parameters[p].factor);
-      EXPECT_EQ(a[r].parameters[p].factor_rank, b[r].parameters[p].factor_rank);
+    EXPECT_EQ(step_of(a[r]), step_of(b[r]));
+    for (const StateValue& v : a[r].rows) {
+      const auto& [owner, kind, name] = v.row.key;
+      if (kind == "residual" || kind == "factor") {
+        EXPECT_EQ(v, row_of(b[r], kind, name));
+      }
     }
   }
 }
@@ -76,8 +84,8 @@ double imbalance(int ranks, int rank, bool feeds_back) {
     if (!feeds_back && t > 0) {
       for (int r = 0; r < ranks; ++r) {
         StateSnapshot forgets = job[r].dp->save();
-        for (auto& p : forgets.parameters) p.residual.clear();
-        job[r].dp->load(forgets);
+        forget(forgets, "residual");
+        job[r].dp->load({&forgets, 1});
       }
     }
     const std::vector<double> before = job.mass(false);
@@ -254,9 +262,8 @@ TEST(PowerSgd, WhatIsNotFiniteIsNamedAndChangesNothing) {
     ASSERT_EQ(clean.step(), "");
   }
   const std::vector<StateSnapshot> before = job.save();
-  ASSERT_EQ(before[0].parameters[0].factor.size(), 2u * 50);
-  ASSERT_EQ(before[0].parameters[0].factor_rank, 2);
-  ASSERT_TRUE(before[0].parameters[2].factor.empty());
+  ASSERT_EQ(row_of(before[0], "factor", "embed").row.shard, Shard::whole({2, 50}));
+  ASSERT_EQ(before[0].find("factor", "layer1.bias"), nullptr);
   fill(job, 2);
   job[2].gradients[5][123] = std::nanf("");
   job[0].gradients[2][3] = HUGE_VALF;
@@ -300,10 +307,7 @@ TEST(PowerSgd, LargeFiniteValuesGiveFiniteStateOrNoStep) {
       ASSERT_EQ(job.step(), "") << size;
       EXPECT_EQ(job[0].result.committed, job[1].result.committed);
       for (const StateSnapshot& s : job.save()) {
-        for (const auto& p : s.parameters) {
-          for (const float v : p.residual) ASSERT_TRUE(std::isfinite(v)) << size;
-          for (const float v : p.factor) ASSERT_TRUE(std::isfinite(v)) << size;
-        }
+        for (const StateValue& v : s.rows) ASSERT_TRUE(all_finite(v.row.dtype, v.bytes)) << size;
       }
     }
     EXPECT_TRUE(job[0].result.committed || size > 1e31F) << size;
@@ -316,17 +320,14 @@ TEST(PowerSgd, ARestoredJobGoesOnAsIfNothingHadHappened) {
     fill(job, t);
     ASSERT_EQ(job.step(), "");
   }
-  const std::vector<StateSnapshot> saved = reshard(job.save(), 4);
+  const std::vector<StateSnapshot> saved = job.save();
   Job other(4, model(), power(2), 3);
   Job forgetful(4, model(), power(2), 3);  // control: without the factors
   for (int r = 0; r < 4; ++r) {
     StateSnapshot mine = saved[static_cast<std::size_t>(r)];
-    other[r].dp->load(mine);
-    for (auto& p : mine.parameters) {
-      p.factor.clear();
-      p.factor_rank = 0;
-    }
-    forgetful[r].dp->load(mine);
+    other[r].dp->load({&mine, 1});
+    forget(mine, "factor");
+    forgetful[r].dp->load({&mine, 1});
   }
   for (int t = 3; t < 6; ++t) {
     for (Job* each : {&job, &other, &forgetful}) {
@@ -346,11 +347,10 @@ TEST(PowerSgd, OtherRanksAndPlansKeepResidualsAndFactors) {
     ASSERT_EQ(old.step(), "");
   }
   const std::vector<StateSnapshot> saved = old.save();
-  const std::vector<StateSnapshot> more = reshard(saved, 6);
   Job next(6, model(), power(2), 5);
-  for (int r = 0; r < 6; ++r) next[r].dp->load(more[static_cast<std::size_t>(r)]);
+  for (int r = 0; r < 6; ++r) next[r].dp->load(saved);
   EXPECT_EQ(next.mass(false), old.mass(false));
-  EXPECT_EQ(next[5].dp->save().parameters[0].factor, saved[0].parameters[0].factor);
+  EXPECT_EQ(row_of(next[5].dp->save(), "factor", "embed").bytes, row_of(saved[0], "factor", "embed").bytes);
   fill(next, 3);
   ASSERT_EQ(next.step(), "");
   expect_equal_ranks(next);
@@ -364,20 +364,22 @@ TEST(PowerSgd, OtherRanksAndPlansKeepResidualsAndFactors) {
   expect_equal_ranks(old);
   // Another rank: the factors start anew, the residuals stay.
   Job wider(4, model(), power(3), 5);
-  for (int r = 0; r < 4; ++r) wider[r].dp->load(saved[static_cast<std::size_t>(r)]);
+  for (int r = 0; r < 4; ++r) wider[r].dp->load(saved);
   fill(wider, 3);
   ASSERT_EQ(wider.step(), "");
-  EXPECT_EQ(wider[0].dp->save().parameters[0].factor_rank, 3);
+  EXPECT_EQ(row_of(wider[0].dp->save(), "factor", "embed").row.shard.shape[0], 3);
   // Bad snapshots.
   StateSnapshot bad = saved[0];
-  bad.parameters[0].factor[3] = std::nanf("");
-  EXPECT_THROW(wider[0].dp->load(bad), UsageError);
+  row_of(bad, "factor", "embed").values<float>()[3] = std::nanf("");
+  EXPECT_THROW(wider[0].dp->load({&bad, 1}), UsageError);
   bad = saved[0];
-  bad.parameters[0].factor.pop_back();
-  EXPECT_THROW(wider[0].dp->load(bad), UsageError);
+  row_of(bad, "factor", "embed").bytes.resize(99 * sizeof(float));
+  EXPECT_THROW(wider[0].dp->load({&bad, 1}), UsageError);
   std::vector<StateSnapshot> differ = saved;
-  differ[1].parameters[0].factor[3] += 1;
-  EXPECT_THROW(reshard(differ, 2), UsageError);
+  row_of(differ[1], "factor", "embed").values<float>()[3] += 1;
+  Job fewer(2, model(), power(2), 5);
+  EXPECT_THROW(fewer[0].dp->load(differ), UsageError);
+  fewer[0].dp->load(saved);  // control
 }
 
 TEST(PowerSgd, BytesAreTheFormula) {
@@ -449,12 +451,9 @@ double missed(bool warm) {
   for (int t = 0; t < 6; ++t) {
     for (int r = 0; r < 2; ++r) {
       StateSnapshot start = job[r].dp->save();
-      start.parameters[0].residual.clear();
-      if (!warm) {
-        start.parameters[0].factor.clear();
-        start.parameters[0].factor_rank = 0;
-      }
-      job[r].dp->load(start);
+      forget(start, "residual");
+      if (!warm) forget(start, "factor");
+      job[r].dp->load({&start, 1});
     }
     job.fill([&](int, int, std::int64_t i) { return directions(5, i); });
     EXPECT_EQ(job.step(), "");

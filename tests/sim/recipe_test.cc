@@ -15,6 +15,11 @@
 namespace weft {
 namespace {
 
+using testing::forget;
+using testing::row_of;
+using testing::set_values;
+using testing::step_of;
+using testing::values_of;
 using namespace data_parallel_test;
 
 // Sums of whole numbers below 2^12 and of their halves, quarters ... are exact for as many steps as are taken
@@ -215,18 +220,17 @@ TEST(Recipe, VelocitiesAreSavedAndDealtToAnyNumberOfRanks) {
   }
   const std::vector<StateSnapshot> saved = job.save();
   for (const int to : {1, 2, 3, 6}) {
-    const std::vector<StateSnapshot> dealt = reshard(saved, to);
     Job next(to, model(), corrected(0.03));
-    for (int r = 0; r < to; ++r) next[r].dp->load(dealt[static_cast<std::size_t>(r)]);
+    for (int r = 0; r < to; ++r) next[r].dp->load(saved);
     EXPECT_EQ(sum_of_velocities(next), sum_of_velocities(job)) << to;
   }
   Job same(4, model(), corrected(0.03), 3);
   Job forgetful(4, model(), corrected(0.03), 3);  // control
   for (int r = 0; r < 4; ++r) {
     StateSnapshot without = saved[static_cast<std::size_t>(r)];
-    same[r].dp->load(without);
-    for (StateSnapshot::Parameter& p : without.parameters) p.velocity.clear();
-    forgetful[r].dp->load(without);
+    same[r].dp->load({&without, 1});
+    forget(without, "velocity");
+    forgetful[r].dp->load({&without, 1});
   }
   for (Job* each : {&job, &same, &forgetful}) {
     each->fill_whole(3);
@@ -263,7 +267,7 @@ TEST(Recipe, WhatCannotBeMeantIsRefused) {
   ASSERT_EQ(job.step(), "");
   const StateSnapshot moving = job[0].dp->save();
   Job plain(2, model(), options_of(0.05));
-  EXPECT_THROW(plain[0].dp->load(moving), UsageError);
+  EXPECT_THROW(plain[0].dp->load({&moving, 1}), UsageError);
 }
 
 // The ranks' norms differ by far: some are clipped, some not.

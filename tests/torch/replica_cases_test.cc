@@ -143,7 +143,7 @@ Tensors alone(const Case& c, int parts) {
 struct Together {
   Tensors parameters;
   std::vector<Tensors> behind;  // each step
-  OptimizerSnapshot optimizer;
+  StateSnapshot optimizer;
   double gradient_norm = 0;  // of the last step
 };
 
@@ -158,7 +158,7 @@ Together together(const Case& c, int ranks, const Together* from = nullptr) {
       const torch::NoGradGuard no_grad;
       const std::vector<Parameter> mine = model.parameters();
       for (std::size_t i = 0; i < mine.size(); ++i) mine[i].tensor.copy_(from->parameters[i]);
-      replica.load_optimizer(from->optimizer);
+      replica.registry().load({&from->optimizer, 1}, 0, 1, {.owners = {"optimizer"}, .elsewhere = {}});
     }
     StepOutcome settled;
     for (int step = 0; step < c.steps; ++step) {
@@ -174,7 +174,7 @@ Together together(const Case& c, int ranks, const Together* from = nullptr) {
     const Tensors mine = copies(model);
     if (out.parameters.empty()) out.parameters = mine;
     EXPECT_EQ(distance(mine, out.parameters), 0);
-    out.optimizer = replica.save_optimizer();
+    out.optimizer = replica.registry().save(0, 1, "optimizer");  // the same on all ranks
     if (world.rank() == 0) out.gradient_norm = settled.gradient_norm;
   });
   return out;
@@ -209,8 +209,12 @@ TEST(ReplicaCases, UnusedParametersRestAsTorchLeavesThem) {
         const Tensors expected = alone(c, 3 * micro);
         const Together got = together(c, 3);
         EXPECT_LT(distance(got.parameters, expected), bound) << from << " " << o.name << ", " << micro;
-        for (const OptimizerSnapshot::Parameter& p : got.optimizer.parameters)
-          EXPECT_EQ(p.step, p.name == "middle" || p.name == "bias" ? 4 : 7) << p.name;  // not 0, 3 and 6
+        for (const StateValue& v : got.optimizer.rows) {
+          const std::string& name = v.row.key.name;
+          if (v.row.key.kind != "step") continue;
+          EXPECT_EQ(v.values<std::int64_t>()[0], name == "middle" || name == "bias" ? 4 : 7)
+              << name;  // not 0, 3 and 6
+        }
         c.options.parallel.find_unused = false;  // control: zeros decay and keep their momentum
         EXPECT_GT(distance(together(c, 3).parameters, expected), 1e-4);
       }
@@ -271,10 +275,8 @@ TEST(ReplicaCases, TorchsOptimizersStepByStep) {
     }
     if (o.name == "sgd" && o.momentum == 0) continue;  // has nothing to forget
     Together forgetful = ours;                         // control
-    for (OptimizerSnapshot::Parameter& p : forgetful.optimizer.parameters) {
-      p.step = 0;
-      for (OptimizerSnapshot::Vector& v : p.vectors)
-        std::visit([](auto& values) { std::fill(values.begin(), values.end(), 0); }, v.values);
+    for (StateValue& v : forgetful.optimizer.rows) {
+      if (v.row.key.kind != "lr") std::ranges::fill(v.bytes, std::byte{0});
     }
     EXPECT_GT(distance(together(c, 2, &forgetful).parameters, whole.parameters), 1e-5) << o.name;
   }

@@ -1,6 +1,6 @@
-// Checkpoints: every bit comes back; another number of ranks conserves the sum of residuals; whatever happens
-// while saving, the checkpoint before it stays.
-#include "data_parallel/checkpoint.h"
+// Checkpoints: every bit comes back; on another number of ranks every value finds its place and the sum of
+// residuals is conserved; whatever happens while saving, the checkpoint before it stays.
+#include "state/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,65 +27,43 @@ using namespace checkpoint_samples;  // NOLINT(google-build-using-namespace): ma
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::row_of;
+using testing::values_of;
 
 TEST(Checkpoint, EveryBitComesBack) {
   for (const std::string optimizer : {"sgd", "momentum", "adam", "adamw", "adagrad"}) {
     const Folder dir;
     constexpr int kSize = 3;
-    begin_checkpoint(dir, 7);
-    for (int r = 0; r < kSize; ++r) write_rank(dir, snapshot_of(r, kSize, 7, optimizer));
-    write_shared(dir, snapshot_of(0, kSize, 7, optimizer));
-    commit_checkpoint(dir, 7, kSize);
+    save(dir, kSize, 7, optimizer);
     for (int r = 0; r < kSize; ++r) {
-      const TrainingSnapshot wanted = snapshot_of(r, kSize, 7, optimizer);
-      const TrainingSnapshot found = load_checkpoint(dir, 7, r, kSize);
-      EXPECT_TRUE(same(found, wanted)) << optimizer << " rank " << r;
-      TrainingSnapshot other = wanted;  // negative control: one sign bit
-      other.state.parameters[0].residual[0] = -other.state.parameters[0].residual[0];
-      EXPECT_FALSE(same(found, other));
+      const StateSnapshot found = load(dir, 7, r, kSize, optimizer);
+      Sample wanted(r, kSize, optimizer);
+      EXPECT_EQ(found, wanted.save()) << optimizer << " rank " << r;
+      StateSnapshot other = wanted.save();  // negative control: one sign bit
+      row_of(other, "residual", "wte").values<float>()[0] *= -1;
+      EXPECT_FALSE(found == other);
 
       // Both go on alike.
-      Optimizer resumed = make_optimizer(optimizer);
-      Optimizer never_stopped = make_optimizer(optimizer);
-      resumed.load(found.optimizer);
-      never_stopped.load(wanted.optimizer);
+      Sample resumed(r, kSize, optimizer);
+      resumed.begin_anew();
+      resumed.registry.load(Checkpoint(dir, 7));
       std::vector<float> a(12, 1), b(12, 1);
       std::vector<double> c(5, 1), d(5, 1);
-      step(resumed, a, c, 4);
-      step(never_stopped, b, d, 4);
-      EXPECT_TRUE(same_bits(a, b) && same_bits(c, d)) << optimizer;
+      step(resumed.optimizer, a, c, 4);
+      step(wanted.optimizer, b, d, 4);
+      EXPECT_TRUE(bytes_of(a) == bytes_of(b) && bytes_of(c) == bytes_of(d)) << optimizer;
     }
+    const Checkpoint checkpoint(dir, 7);
+    EXPECT_EQ(checkpoint.ranks(), kSize);
+    EXPECT_EQ(checkpoint.info().seed, info_of(7).seed);
+    EXPECT_EQ(checkpoint.info().metadata, info_of(7).metadata);
+    EXPECT_EQ(checkpoint.info().extra, info_of(7).extra);
     EXPECT_EQ(names(dir), (Strings{"latest", "step-7"}));
-    EXPECT_EQ(names(dir / "step-7"), (Strings{"rank-0-of-3.safetensors", "rank-1-of-3.safetensors",
-                                              "rank-2-of-3.safetensors", "shared.safetensors"}));
+    EXPECT_EQ(names(dir / "step-7"), (Strings{"index.safetensors", "rank-0-of-3.safetensors",
+                                              "rank-1-of-3.safetensors", "rank-2-of-3.safetensors"}));
     EXPECT_EQ(read_text(dir / "latest"), "step-7\n");
     EXPECT_EQ(latest_checkpoint(dir), 7);
   }
-}
-
-TEST(Checkpoint, TheStateOfAPlanComesBack) {
-  const BucketOptions options{.bucket_bytes = 64, .dense_below = 0};
-  const BucketPlan plan({{.name = "a", .count = 10, .use = 0}, {.name = "b", .count = 20, .use = 1}},
-                        options);
-  ParameterState state(plan);
-  for (int b = 0; b < plan.num_buckets(); ++b) {
-    SparseWork& work = state.bucket(b).work();
-    work.residual.assign(static_cast<std::size_t>(work.length), 0.5F);
-    work.thresholds = {.local = 1, .global = 2, .k = 2, .steps = 9, .regions = {0, 4, work.length}};
-  }
-  TrainingSnapshot s;
-  s.state = state.save(1, 2);
-  const Folder dir;
-  begin_checkpoint(dir, 0);
-  write_rank(dir, s);
-  s.state = state.save(0, 2);
-  write_rank(dir, s);
-  write_shared(dir, s);
-  commit_checkpoint(dir, 0, 2);
-  ParameterState resumed(plan);
-  resumed.load(load_checkpoint(dir, 0, 1, 2).state, 1, 2);
-  EXPECT_TRUE(same(resumed.save(1, 2), state.save(1, 2)));
-  EXPECT_EQ(resumed.bucket(0).work().thresholds.regions, (std::vector<std::int64_t>{0, 4, 10}));
 }
 
 TEST(Checkpoint, RanksAsThreadsWriteTogether) {
@@ -95,82 +73,189 @@ TEST(Checkpoint, RanksAsThreadsWriteTogether) {
   std::vector<std::thread> ranks;
   for (int r = 0; r < kSize; ++r) {
     ranks.emplace_back([&dir, r] {
-      write_rank(dir, snapshot_of(r, kSize, 1));
-      if (r == 0) write_shared(dir, snapshot_of(r, kSize, 1));
+      Sample sample(r, kSize);
+      write_rank(dir, sample, 1);
     });
   }
   for (std::thread& rank : ranks) rank.join();
-  commit_checkpoint(dir, 1, kSize);
-  for (int r = 0; r < kSize; ++r) {
-    EXPECT_TRUE(same(load_checkpoint(dir, 1, r, kSize), snapshot_of(r, kSize, 1)));
-  }
+  commit_checkpoint(dir, info_of(1), kSize);
+  for (int r = 0; r < kSize; ++r) EXPECT_TRUE(loads_its_own(dir, 1, r, kSize));
 }
+
+// ---- another number of ranks ----
 
 using Sums = std::map<std::string, std::vector<float>>;
 void add(Sums& sums, const StateSnapshot& s) {
-  for (const StateSnapshot::Parameter& p : s.parameters) {
-    std::vector<float>& into = sums[p.name];
-    into.resize(static_cast<std::size_t>(p.count));
-    for (std::size_t i = 0; i < p.residual.size(); ++i) into[i] += p.residual[i];
-    std::vector<float>& moving = sums["the velocity of " + p.name];
-    moving.resize(static_cast<std::size_t>(p.count));
-    for (std::size_t i = 0; i < p.velocity.size(); ++i) moving[i] += p.velocity[i];
+  for (const StateValue& v : s.rows) {
+    if (v.row.rule != LayoutRule::sum) continue;
+    std::vector<float>& into = sums[describe(v.row.key)];
+    const std::vector<float> mine = values_of(s, v.row.key.kind, v.row.key.name);
+    into.resize(mine.size());
+    for (std::size_t i = 0; i < mine.size(); ++i) into[i] += mine[i];
   }
 }
 
-TEST(Checkpoint, AnotherNumberOfRanksConservesTheResiduals) {
-  for (const auto& [from, to] : {std::pair(4, 2), std::pair(2, 3), std::pair(3, 1), std::pair(1, 4)}) {
+// Rows of a rule, as far as their values go.
+std::vector<std::pair<std::string, Bytes>> rows_with(LayoutRule rule, const StateSnapshot& s) {
+  std::vector<std::pair<std::string, Bytes>> out;
+  for (const StateValue& v : s.rows) {
+    if (v.row.rule == rule) out.emplace_back(describe(v.row.key) + text_of(v.row.shard), v.bytes);
+  }
+  return out;
+}
+
+TEST(Checkpoint, EveryValueFindsItsPlaceOnAnyNumberOfRanks) {
+  for (const auto& [from, to] : {std::pair(4, 1), std::pair(4, 2), std::pair(4, 3), std::pair(4, 8),
+                                 std::pair(2, 3), std::pair(3, 1), std::pair(1, 4), std::pair(8, 3)}) {
     const Folder dir;
     save(dir, from, 5);
     Sums wanted, found;
-    for (int r = 0; r < from; ++r) add(wanted, state_of(r, from));
+    for (int r = 0; r < from; ++r) add(wanted, Sample(r, from).save());
+    ASSERT_EQ(wanted.size(), 8u);
     for (int r = 0; r < to; ++r) {
-      const TrainingSnapshot loaded = load_checkpoint(dir, 5, r, to);
-      EXPECT_EQ(loaded.state.rank, r);
-      EXPECT_EQ(loaded.state.size, to);
-      EXPECT_TRUE(loaded.state.controllers.empty());
-      EXPECT_EQ(loaded.model, snapshot_of(0, from, 5).model);
-      EXPECT_EQ(loaded.optimizer, snapshot_of(0, from, 5).optimizer);
-      add(found, loaded.state);
+      const StateSnapshot loaded = load(dir, 5, r, to);
+      const StateSnapshot here = Sample(r, to).save();
+      // Columns, rows, experts and moments are functions of their place.
+      EXPECT_EQ(rows_with(LayoutRule::moves, loaded), rows_with(LayoutRule::moves, here))
+          << from << " to " << to;
+      EXPECT_EQ(rows_with(LayoutRule::same, loaded), rows_with(LayoutRule::same, here));
+      EXPECT_NE(rows_with(LayoutRule::restart, loaded), rows_with(LayoutRule::restart, here))
+          << "they start anew";
+      EXPECT_EQ(row_of(loaded, "regions", bucket_name(plan(), 0)).row.shard.num_elements(), 0);
+      const StateSnapshot other = Sample((r + 1) % to, to).save();  // control: another rank's place
+      if (to > 1) {
+        EXPECT_NE(rows_with(LayoutRule::moves, loaded), rows_with(LayoutRule::moves, other));
+      }
+      add(found, loaded);
     }
     EXPECT_EQ(found, wanted) << from << " to " << to;
     // Negative controls: a residual that counts twice, or not at all, is seen; a missing file is refused.
     Sums twice = found;
-    add(twice, load_checkpoint(dir, 5, 0, to).state);
+    add(twice, load(dir, 5, 0, to));
     EXPECT_NE(twice, wanted);
     const std::string last =
         "step-5/rank-" + std::to_string(from - 1) + "-of-" + std::to_string(from) + ".safetensors";
     fs::remove(dir / last);
     for (int r = 0; r < to; ++r) {
-      EXPECT_THAT(refusal([&] { load_checkpoint(dir, 5, r, to); }),
+      EXPECT_THAT(refusal([&] { load(dir, 5, r, to); }),
                   AllOf(HasSubstr((dir / last).string()), HasSubstr("No such file")));
     }
   }
 }
 
-TEST(Checkpoint, RanksThatDisagreeAreNotResharded) {
-  const std::vector<std::function<void(StateSnapshot&)>> changes = {
-      [](StateSnapshot& s) {
-        s.parameters[2].count = 8;
-        s.controllers.clear();
+// A source that tells how many bytes were asked of it.
+class Counted final : public StateSource {
+ public:
+  explicit Counted(const StateSource& source) : source_(source) {}
+  std::span<const Saved> rows() const override { return source_.rows(); }
+  void read(std::size_t row, std::size_t first, std::span<std::byte> into) const override {
+    bytes += into.size();
+    source_.read(row, first, into);
+  }
+  std::string where() const override { return source_.where(); }
+  mutable std::size_t bytes = 0;
+
+ private:
+  const StateSource& source_;
+};
+
+TEST(Checkpoint, ARankReadsWhatItNeedsAndStoresItsShare) {
+  const Folder dir;
+  constexpr int kSize = 4;
+  constexpr std::int64_t kRows = 1 << 12;
+  begin_checkpoint(dir, 5);
+  for (int r = 0; r < kSize; ++r) {
+    Sample sample(r, kSize);
+    sample.tensors.add<float>("large", Shard::range({kRows, 1024}, 0, kRows / kSize * r, kRows / kSize), {});
+    for (int i = 0; i < 8; ++i)
+      sample.tensors.add<float>("replica " + std::to_string(i), Shard::whole({1 << 18}), {r, kSize});
+    write_rank(dir, sample, 5);
+  }
+  commit_checkpoint(dir, info_of(5), kSize);
+  const std::uintmax_t share = 4 * (kRows * 1024 + 8 * (1 << 18)) / kSize;
+  for (int r = 0; r < kSize; ++r) {
+    const std::uintmax_t bytes =
+        fs::file_size(dir / ("step-5/rank-" + std::to_string(r) + "-of-4.safetensors"));
+    EXPECT_GE(bytes, share);
+    EXPECT_LT(bytes, share + 50'000) << "replicas are dealt out evenly";
+  }
+  // Rank 3 of 8 has 1/8 of the large one: rows that lie in one file.
+  StateRegistry registry;
+  Tensors tensors;
+  tensors.add<float>("large", Shard::range({kRows, 1024}, 0, kRows / 8 * 3, kRows / 8), {});
+  const Bytes wanted = tensors.bytes(0);
+  registry.add("model",
+               {.rows = [&] { return tensors.rows(); }, .missing = {}, .commit = {}, .roll_back = {}});
+  const LoadOptions only{.owners = {"model"},
+                         .elsewhere = [](const StateKey& key) { return key.name != "large"; }};
+  for (const int other : {0, 2, 3})
+    fs::remove(dir / ("step-5/rank-" + std::to_string(other) + "-of-4.safetensors"));
+  tensors.forget();
+  const Checkpoint checkpoint(dir, 5);
+  const Counted counted(checkpoint);
+  registry.load(counted, only);
+  EXPECT_EQ(tensors.bytes(0), wanted);
+  EXPECT_EQ(counted.bytes, 4u * kRows / 8 * 1024);
+}
+
+TEST(Checkpoint, RanksThatDisagreeAreNotCommitted) {
+  const std::vector<std::function<void(Sample&)>> changes = {
+      [](Sample& s) { s.state.factor(0).columns[0] = 1; },
+      [](Sample& s) {
+        StateSnapshot mine = s.save();
+        testing::set_values<std::int64_t>(row_of(mine, "step", "committed"), {9});
+        s.registry.load({&mine, 1}, s.rank, s.size);
       },
-      [](StateSnapshot& s) { s.parameters[0].factor[0] = 1; },
-      [](StateSnapshot& s) { s.step = 39; },
+      [](Sample& s) {
+        std::vector<float> wte(12);
+        s.optimizer.update(0, wte, wte);
+      },
+      [](Sample& s) { s.optimizer.set_lr(0.5); },
   };
   for (const auto& change : changes) {
     const Folder dir;
+    save(dir, 2, 4);
     begin_checkpoint(dir, 5);
-    TrainingSnapshot s = snapshot_of(1, 2, 5);
-    change(s.state);
-    write_rank(dir, s);
-    write_rank(dir, snapshot_of(0, 2, 5));
-    write_shared(dir, snapshot_of(0, 2, 5));
-    commit_checkpoint(dir, 5, 2);
-    EXPECT_THAT(refusal([&] { load_checkpoint(dir, 5, 0, 1); }),
-                AllOf(HasSubstr((dir / "step-5").string()), HasSubstr("reshard: rank 1's snapshot")));
-    Strings why;
-    EXPECT_EQ(latest_checkpoint(dir, &why), std::nullopt);
-    EXPECT_THAT(why, ElementsAre(HasSubstr("rank-1-of-2.safetensors")));
+    Sample first(0, 2), second(1, 2);
+    change(second);
+    write_rank(dir, first, 5);
+    write_rank(dir, second, 5);
+    EXPECT_THAT(refusal([&] { commit_checkpoint(dir, info_of(5), 2); }),
+                AllOf(HasSubstr("rank-1-of-2.safetensors"), HasSubstr("it has another")));
+    EXPECT_EQ(latest_checkpoint(dir), 4);
+  }
+}
+
+TEST(Checkpoint, WhatIsNoWholeIsNotCommitted) {
+  struct Case {
+    std::function<void(Sample&)> change;  // of rank 1
+    std::string says;
+  };
+  const auto named = [](Sample& s, const std::string& name) -> StateRow& {
+    for (std::size_t i = 0;; ++i) {
+      if (s.tensors.row(i).key.name == name) return s.tensors.row(i);
+    }
+  };
+  const std::vector<Case> cases = {
+      {[&](Sample& s) { named(s, "columns").key.name = "others"; },
+       "30 of the 60 elements of the value of 'columns'"},
+      {[&](Sample& s) { named(s, "columns").shard.first[1] = 4; },
+       "[0:6,4:9] of [6,10], overlaps [0:6,0:5] of [6,10]"},
+      {[&](Sample& s) { named(s, "columns").shard.shape = {6, 11}; }, "it has another value of 'columns'"},
+      {[&](Sample& s) { named(s, "experts").shard.first[0] = 0; }, "the value of 'experts'"},
+      {[&](Sample& s) { named(s, "wte").peers = {0, 2}; }, "'wte'"},
+      {[](Sample& s) { s.registry.remove("data_parallel"); }, "is in no file"},
+  };
+  for (const Case& c : cases) {
+    const Folder dir;
+    begin_checkpoint(dir, 5);
+    Sample first(0, 2), second(1, 2);
+    c.change(second);
+    write_rank(dir, first, 5);
+    write_rank(dir, second, 5);
+    EXPECT_THAT(refusal([&] { commit_checkpoint(dir, info_of(5), 2); }),
+                AllOf(HasSubstr((dir / ".step-5.tmp").string()), HasSubstr(c.says)));
+    EXPECT_EQ(latest_checkpoint(dir), std::nullopt);
   }
 }
 
@@ -187,8 +272,8 @@ TEST(Checkpoint, WithoutCommitThePreviousOneStays) {
   write_text(dir / ".weft-0123456789abcdef.tmp", "left by a writer that was killed");
   write_text(dir / ".other.tmp", "not ours");
   EXPECT_EQ(latest_checkpoint(dir), 4);
-  EXPECT_TRUE(same(load_checkpoint(dir, 4, 1, 2), snapshot_of(1, 2, 4)));
-  EXPECT_NE(refusal([&] { load_checkpoint(dir, 5, 0, 2); }), "");
+  EXPECT_TRUE(loads_its_own(dir, 4, 1, 2));
+  EXPECT_NE(refusal([&] { load(dir, 5, 0, 2); }), "");
   begin_checkpoint(dir, 6);
   EXPECT_EQ(names(dir), (Strings{".other.tmp", ".step-6.tmp", "latest", "step-4"}));
 }
@@ -196,10 +281,11 @@ TEST(Checkpoint, WithoutCommitThePreviousOneStays) {
 TEST(Checkpoint, CommitWantsTheFilesOfAllRanks) {
   const Folder dir;
   save(dir, 2, 4);
-  const auto commit = [&dir](int ranks) { return refusal([&] { commit_checkpoint(dir, 5, ranks); }); };
+  const auto commit = [&dir](int ranks) {
+    return refusal([&] { commit_checkpoint(dir, info_of(5), ranks); });
+  };
   EXPECT_THAT(commit(2), HasSubstr(".step-5.tmp"));  // not begun
-  for (const std::string name :
-       {"shared.safetensors", "rank-0-of-2.safetensors", "rank-1-of-2.safetensors"}) {
+  for (const std::string name : {"rank-0-of-2.safetensors", "rank-1-of-2.safetensors"}) {
     write_parts(dir, 2, 5);
     fs::remove(dir / ".step-5.tmp" / name);
     EXPECT_THAT(commit(2), AllOf(HasSubstr(name), HasSubstr("was not written")));
@@ -224,7 +310,7 @@ TEST(Checkpoint, TheSameStepIsReplaced) {
   save(dir, 3, 5);
   save(dir, 2, 5);
   EXPECT_EQ(names(dir), (Strings{"latest", "step-5"}));
-  EXPECT_TRUE(same(load_checkpoint(dir, 5, 1, 2), snapshot_of(1, 2, 5)));
+  EXPECT_TRUE(loads_its_own(dir, 5, 1, 2));
   EXPECT_EQ(names(dir / "step-5").size(), 3u);
 }
 
@@ -249,14 +335,14 @@ TEST(Checkpoint, TheNewestSoundOneIsFound) {
   EXPECT_EQ(latest_checkpoint(dir, &why), 11);
   EXPECT_THAT(why, ElementsAre(HasSubstr("step-400"), HasSubstr("step-200"), HasSubstr("rank-1-of-2")));
   fs::remove(dir / "step-11/rank-0-of-2.safetensors");
-  fs::remove(dir / "step-10/shared.safetensors");
+  fs::remove(dir / "step-10/index.safetensors");
   EXPECT_EQ(latest_checkpoint(dir), 9);
 }
 
 TEST(Checkpoint, OldOnesAreDeleted) {
   const Folder dir;
   for (const int at : {9, 10, 11, 100}) save(dir, 2, at);
-  fs::remove(dir / "step-11/shared.safetensors");  // does not count, and is not ours to delete
+  fs::remove(dir / "step-11/index.safetensors");  // does not count, and is not ours to delete
   keep_last(dir, 2);
   EXPECT_EQ(names(dir), (Strings{"latest", "step-10", "step-100", "step-11"}));
   save(dir, 2, 5);
@@ -274,14 +360,14 @@ TEST(Checkpoint, AWriteThatFailsLeavesThePreviousOne) {
     return refusal(call);
   };
   begin_checkpoint(dir, 5);
-  EXPECT_THAT(limited([&] { write_rank(dir, snapshot_of(0, 2, 5)); }), HasSubstr("File too large"));
-  EXPECT_THAT(limited([&] { write_shared(dir, snapshot_of(0, 2, 5)); }), HasSubstr("File too large"));
+  Sample sample(0, 2);
+  EXPECT_THAT(limited([&] { write_rank(dir, sample, 5); }), HasSubstr("File too large"));
   EXPECT_TRUE(names(dir / ".step-5.tmp").empty());
   write_parts(dir, 2, 5);
-  EXPECT_THAT(limited([&] { commit_checkpoint(dir, 5, 2); }), HasSubstr("cannot write"));
+  EXPECT_THAT(limited([&] { commit_checkpoint(dir, info_of(5), 2); }), HasSubstr("cannot write"));
   EXPECT_EQ(names(dir), (Strings{".step-5.tmp", "latest", "step-4"}));
   EXPECT_EQ(latest_checkpoint(dir), 4);
-  commit_checkpoint(dir, 5, 2);  // negative control: with room it goes on
+  commit_checkpoint(dir, info_of(5), 2);  // negative control: with room it goes on
   EXPECT_EQ(latest_checkpoint(dir), 5);
 }
 
@@ -290,11 +376,10 @@ int fill_a_disk(const fs::path& place) noexcept {
   constexpr int kCannot = 77;
   if (!testing::mount_small(place, "128k")) return kCannot;
   save(place, 2, 4);
-  TrainingSnapshot large = snapshot_of(0, 2, 5);
-  large.extra["large"] = Bytes(1 << 18);
+  Sample large(0, 2);
+  large.tensors.add<float>("large", Shard::whole({1 << 16}), {});
   begin_checkpoint(place, 5);
-  write_rank(place, large);
-  const std::string said = refusal([&] { write_shared(place, large); });
+  const std::string said = refusal([&] { write_rank(place, large, 5); });
   std::fprintf(stderr, "%s\n", said.c_str());
   if (!said.ends_with("No space left on device") || latest_checkpoint(place) != 4) return 1;
   // Room for nothing at all: the commit of a small one fails too, and then goes through.
@@ -304,11 +389,11 @@ int fill_a_disk(const fs::path& place) noexcept {
     for (const std::string some(1024, 'x'); filler.write(some.data(), 1024).flush();) {
     }
   }
-  const std::string commit = refusal([&] { commit_checkpoint(place, 6, 2); });
+  const std::string commit = refusal([&] { commit_checkpoint(place, info_of(6), 2); });
   std::fprintf(stderr, "%s\n", commit.c_str());
   if (!commit.ends_with("No space left on device") || latest_checkpoint(place) != 4) return 2;
   fs::remove(place / "filler");
-  commit_checkpoint(place, 6, 2);
+  commit_checkpoint(place, info_of(6), 2);
   return latest_checkpoint(place) == 6 ? 0 : 3;
 }
 
@@ -348,7 +433,7 @@ TEST(Checkpoint, AKilledJobLeavesASoundCheckpoint) {
     ASSERT_TRUE(found.has_value());
     EXPECT_TRUE(why.empty()) << why[0];
     EXPECT_GE(*found, before);
-    EXPECT_TRUE(same(load_checkpoint(dir, *found, 1, 2), snapshot_of(1, 2, *found)));
+    EXPECT_TRUE(loads_its_own(dir, *found, 1, 2));
     before = *found;
   }
   begin_checkpoint(dir, before);

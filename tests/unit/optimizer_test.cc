@@ -1,22 +1,27 @@
 // The optimizers against the published formulas, written once more as a plain loop in float64.
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
+#include "state_rows.h"
 #include "weft/error.h"
 #include "weft/random.h"
 
 namespace weft {
 namespace {
+
+using testing::row_of;
+using testing::set_values;
+using testing::values_of;
 
 constexpr int kSteps = 20;
 
@@ -275,10 +280,18 @@ const std::vector<OptimizerParameter> kPair = {{"first", 7, DType::float32}, {"s
 
 struct Pair {
   Optimizer optimizer;
+  StateRegistry registry;
   std::vector<float> first = numbers<float>(7, 1, 0);
   std::vector<double> second = numbers<double>(33, 1, 1);
 
-  explicit Pair(const OptimizerOptions& options) : optimizer(options, kPair) {}
+  explicit Pair(const OptimizerOptions& options) : optimizer(options, kPair) {
+    registry.add("optimizer",
+                 {.rows = [this] { return optimizer.rows(); }, .missing = {}, .commit = {}, .roll_back = {}});
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
+  StateSnapshot save() { return registry.save(0, 1); }
+  void load(const StateSnapshot& snapshot) { registry.load({&snapshot, 1}, 0, 1); }
   void run(int from, int to) {
     for (int s = from; s < to; ++s) {
       optimizer.update(0, first, numbers<float>(7, 2, static_cast<std::uint32_t>(s)));
@@ -293,23 +306,23 @@ TEST(OptimizerState, ARunGoesOnToTheBitAfterLoading) {
       Pair straight(options);
       straight.run(0, at);
       straight.optimizer.set_lr(0.005);
-      OptimizerSnapshot snapshot = straight.optimizer.save();
+      StateSnapshot snapshot = straight.save();
       // Control: without the state and the lr (plain SGD has nothing else) the same values go elsewhere.
       Pair forgot(options);
       forgot.first = straight.first;
       forgot.run(at, kSteps);
-      std::swap(snapshot.parameters[0], snapshot.parameters[1]);  // names find their place
+      std::reverse(snapshot.rows.begin(), snapshot.rows.end());  // names find their place
       Pair resumed(options);
       resumed.run(0, 3);  // forgotten
-      resumed.optimizer.load(snapshot);
+      resumed.load(snapshot);
       resumed.first = straight.first;
       resumed.second = straight.second;
-      EXPECT_EQ(resumed.optimizer.save(), straight.optimizer.save());
+      EXPECT_EQ(resumed.save(), straight.save());
       straight.run(at, kSteps);
       resumed.run(at, kSteps);
       EXPECT_EQ(resumed.first, straight.first) << describe(options) << " " << at;
       EXPECT_EQ(resumed.second, straight.second) << describe(options) << " " << at;
-      EXPECT_EQ(resumed.optimizer.save(), straight.optimizer.save());
+      EXPECT_EQ(resumed.save(), straight.save());
       EXPECT_NE(forgot.first, straight.first);
     }
   }
@@ -321,56 +334,121 @@ OptimizerOptions adam() { return default_options("adam"); }
 TEST(OptimizerState, BadSnapshotsAreRefusedAndChangeNothing) {
   Pair pair(adam());
   pair.run(0, 4);
-  const OptimizerSnapshot good = pair.optimizer.save();
-  OptimizerSnapshot other = good;
-  other.lr = 0.5;
-  std::get<std::vector<float>>(other.parameters[0].vectors[0].values)[0] = 3;
-  const auto floats = [](OptimizerSnapshot& s, std::size_t vector) -> std::vector<float>& {
-    return std::get<std::vector<float>>(s.parameters[0].vectors[vector].values);
+  const StateSnapshot good = pair.save();
+  StateSnapshot other = good;
+  set_values<double>(row_of(other, "lr", "adam"), {0.5});
+  row_of(other, "exp_avg", "first").values<float>()[0] = 3;
+  const auto rename = [](StateSnapshot& s, const std::string& from, const std::string& to) {
+    for (StateValue& v : s.rows) {
+      if (v.row.key.name == from) v.row.key.name = to;
+    }
   };
-  const auto doubles = [](OptimizerSnapshot& s, std::size_t vector) -> std::vector<double>& {
-    return std::get<std::vector<double>>(s.parameters[1].vectors[vector].values);
+  const auto resize = [](StateValue& v, std::int64_t count) {
+    v.row.shard = Shard::whole({count});
+    v.bytes.resize(v.row.num_bytes());
   };
-  const std::vector<std::pair<const char*, std::function<void(OptimizerSnapshot&)>>> spoilers = {
-      {"snapshot of 'adamw'", [](auto& s) { s.optimizer = "adamw"; }},
-      {"lr", [](auto& s) { s.lr = NAN; }},
-      {"2", [](auto& s) { s.parameters.pop_back(); }},
-      {"'third'", [](auto& s) { s.parameters[1].name = "third"; }},
-      {"'first' twice", [](auto& s) { s.parameters[1] = s.parameters[0]; }},
-      {"step -1", [](auto& s) { s.parameters[1].step = -1; }},
-      {"1 vectors", [](auto& s) { s.parameters[1].vectors.pop_back(); }},
-      {"'sum'", [](auto& s) { s.parameters[1].vectors[0].name = "sum"; }},
-      {"34 elements", [&](auto& s) { doubles(s, 1).push_back(1); }},
-      {"6 elements", [&](auto& s) { floats(s, 1).pop_back(); }},
-      {"float64", [](auto& s) { s.parameters[1].vectors[1].values = std::vector<float>(33); }},
-      {"exp_avg of 'first'", [&](auto& s) { floats(s, 0)[6] = NAN; }},
-      {"exp_avg of 'second'", [&](auto& s) { doubles(s, 0)[32] = INFINITY; }},
-      {"negative", [&](auto& s) { doubles(s, 1)[5] = -1; }},
+  const std::vector<std::pair<const char*, std::function<void(StateSnapshot&)>>> spoilers = {
+      {"nothing for the lr of 'adam'", [&](auto& s) { rename(s, "adam", "adamw"); }},
+      {"the lr of 'adam' has a value that is not finite",
+       [](auto& s) { set_values<double>(row_of(s, "lr", "adam"), {NAN}); }},
+      {"learning rate is negative", [](auto& s) { set_values<double>(row_of(s, "lr", "adam"), {-1}); }},
+      {"nothing for the step of 'second'", [](auto& s) { s.rows.pop_back(); }},
+      {"nothing for the exp_avg of 'second'", [&](auto& s) { rename(s, "second", "third"); }},
+      {"the exp_avg of 'third' (33 elements) has no place",
+       [](auto& s) {
+         s.rows.push_back(row_of(s, "exp_avg", "second"));
+         s.rows.back().row.key.name = "third";
+       }},
+      {"the exp_avg of 'first' is there twice",
+       [](auto& s) { s.rows.push_back(row_of(s, "exp_avg", "first")); }},
+      {"at step -1 for 'second'",
+       [](auto& s) { set_values<std::int64_t>(row_of(s, "step", "second"), {-1}); }},
+      {"nothing for the exp_avg_sq", [](auto& s) { testing::forget(s, "exp_avg_sq"); }},
+      {"nothing for the exp_avg", [](auto& s) { row_of(s, "exp_avg", "second").row.key.kind = "sum"; }},
+      {"34 elements", [&](auto& s) { resize(row_of(s, "exp_avg_sq", "second"), 34); }},
+      {"6 elements", [&](auto& s) { resize(row_of(s, "exp_avg_sq", "first"), 6); }},
+      {"float64",
+       [](auto& s) {
+         row_of(s, "exp_avg_sq", "second").row.dtype = DType::float32;
+         row_of(s, "exp_avg_sq", "second").bytes.resize(33 * 4);
+       }},
+      {"exp_avg of 'first'",
+       [](auto& s) { row_of(s, "exp_avg", "first").template values<float>()[6] = NAN; }},
+      {"exp_avg of 'second'",
+       [](auto& s) { row_of(s, "exp_avg", "second").template values<double>()[32] = INFINITY; }},
+      {"negative", [](auto& s) { row_of(s, "exp_avg_sq", "second").template values<double>()[5] = -1; }},
   };
   for (const auto& [says, spoil] : spoilers) {
-    OptimizerSnapshot bad = other;
+    StateSnapshot bad = other;
     spoil(bad);
     try {
-      pair.optimizer.load(bad);
+      pair.load(bad);
       ADD_FAILURE() << "loaded: " << says;
     } catch (const UsageError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr(says));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(says));
     }
-    EXPECT_EQ(pair.optimizer.save(), good) << says;
+    EXPECT_EQ(pair.save(), good) << says;
   }
-  pair.optimizer.load(other);  // control: unspoiled, it loads
-  EXPECT_EQ(pair.optimizer.save(), other);
+  pair.load(other);  // control: unspoiled, it loads
+  EXPECT_EQ(pair.save(), other);
+}
+
+// Two ranks with half of the rows each, then three with a third of the columns each.
+TEST(OptimizerState, MomentsOfShardsGoWhereTheirPlaceGoes) {
+  const std::vector<std::int64_t> shape{4, 6};
+  const std::vector<float> gradient = numbers<float>(24, 2, 0);
+  const auto part = [&](const Shard& shard, const std::vector<float>& whole) {
+    std::vector<float> out(static_cast<std::size_t>(shard.num_elements()));
+    const auto copy = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+      std::copy_n(whole.begin() + from, count, out.begin() + to);
+    };
+    for_each_run(Shard::whole(shape), shard, copy);
+    return out;
+  };
+  struct Holder {
+    Shard shard;
+    Optimizer optimizer;
+    StateRegistry registry;
+    explicit Holder(const Shard& s)
+        : shard(s),
+          optimizer(adam(), std::vector<OptimizerParameter>{{"table", s.num_elements(), DType::float32, s}}) {
+      registry.add(
+          "optimizer",
+          {.rows = [this] { return optimizer.rows(); }, .missing = {}, .commit = {}, .roll_back = {}});
+    }
+  };
+  std::vector<StateSnapshot> saved;
+  for (int r = 0; r < 2; ++r) {
+    Holder holder(Shard::range(shape, 0, 2 * r, 2));
+    std::vector<float> value(12);
+    holder.optimizer.update(0, value, part(holder.shard, gradient));
+    saved.push_back(holder.registry.save(r, 2));
+  }
+  Holder whole(Shard::whole(shape));
+  std::vector<float> value(24);
+  whole.optimizer.update(0, value, gradient);
+  const std::vector<float> moments = values_of(whole.registry.save(0, 1), "exp_avg", "table");
+  for (int r = 0; r < 3; ++r) {
+    Holder holder(Shard::range(shape, 1, 2 * r, 2));
+    holder.registry.load(saved, r, 3);
+    const StateSnapshot got = holder.registry.save(r, 3);
+    EXPECT_EQ(values_of(got, "exp_avg", "table"), part(holder.shard, moments));
+    EXPECT_NE(values_of(got, "exp_avg", "table"), part(Shard::range(shape, 1, (2 * r + 2) % 6, 2), moments));
+    EXPECT_EQ(holder.optimizer.step(0), 1);
+  }
+  EXPECT_THROW(
+      Optimizer(adam(), std::vector<OptimizerParameter>{{"table", 12, DType::float32, Shard::whole(shape)}}),
+      UsageError);
 }
 
 TEST(OptimizerState, HoldsTheInitialAccumulatorBeforeTheFirstStep) {
   OptimizerOptions options = adagrad();
   options.initial_accumulator = 0.25;
-  const OptimizerSnapshot snapshot = Optimizer(options, kPair).save();
-  EXPECT_EQ(snapshot.parameters[0].step, 0);
-  EXPECT_EQ(snapshot.parameters[0].vectors[0].name, "sum");
-  EXPECT_EQ(std::get<std::vector<float>>(snapshot.parameters[0].vectors[0].values),
-            std::vector<float>(7, 0.25));
-  EXPECT_TRUE(Optimizer(default_options("sgd"), kPair).save().parameters[0].vectors.empty());
+  Pair pair(options);
+  EXPECT_EQ(values_of<std::int64_t>(pair.save(), "step", "first"), std::vector<std::int64_t>{0});
+  EXPECT_EQ(values_of(pair.save(), "sum", "first"), std::vector<float>(7, 0.25));
+  Pair plain(default_options("sgd"));
+  EXPECT_EQ(plain.save().rows.size(), 4u);  // committed steps, the lr, steps of both
 }
 
 // ---- bad calls ----
@@ -383,7 +461,7 @@ TEST(OptimizerCalls, AnUnknownNameIsAnsweredWithTheNearest) {
       default_options(name);
       ADD_FAILURE() << name;
     } catch (const UsageError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr(nearest));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(nearest));
     }
     EXPECT_THROW(Optimizer(OptimizerOptions{.name = name}, kPair), UsageError);
   }
@@ -428,7 +506,7 @@ TEST(OptimizerCalls, BadParametersAreRefused) {
 TEST(OptimizerCalls, BadUpdatesAreRefusedAndChangeNothing) {
   Pair pair(adam());
   pair.run(0, 2);
-  const OptimizerSnapshot before = pair.optimizer.save();
+  const StateSnapshot before = pair.save();
   EXPECT_EQ(pair.optimizer.find("second"), 1);
   EXPECT_EQ(pair.optimizer.find("third"), -1);
   std::vector<float> seven(7, 1);
@@ -440,7 +518,7 @@ TEST(OptimizerCalls, BadUpdatesAreRefusedAndChangeNothing) {
   EXPECT_THROW(pair.optimizer.update(0, seven, six), UsageError);
   EXPECT_THROW(pair.optimizer.update(0, double_seven, double_seven), UsageError);
   EXPECT_EQ(seven, std::vector<float>(7, 1));
-  EXPECT_EQ(pair.optimizer.save(), before);
+  EXPECT_EQ(pair.save(), before);
 }
 
 }  // namespace

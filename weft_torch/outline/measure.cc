@@ -16,7 +16,7 @@
 
 #include "base/median.h"
 #include "data/batches.h"
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/cut_model.h"

@@ -122,7 +122,7 @@ void Replica::add_strategies(Engine& engine, const Comm& comm, ModelShape traine
   options_.parallel.divisor = 0;
   options_.parallel.first_slot = strategies_->next_slot(comm);
   parallel_ = &strategies_->add(
-      std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel));
+      std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel, &registry()));
   strategies_->install();
 }
 
@@ -132,11 +132,17 @@ void Replica::make_optimizer() {
   bool on_device = false;
   for (const Mine& mine : parameters_) {
     const torch::Tensor& tensor = mine.parameter.tensor;
-    updated.push_back(
-        {.name = mine.parameter.name, .count = tensor.numel(), .dtype = options_.parallel.dtype});
+    updated.push_back({.name = mine.parameter.name,
+                       .count = tensor.numel(),
+                       .dtype = options_.parallel.dtype,
+                       .shard = Shard::whole(tensor.sizes().vec())});
     trained.push_back(mine.parameter);
     on_device = on_device || !tensor.is_cpu();
   }
+  const auto rows = [this, peers = Peers{strategies_->world().rank(), strategies_->world().size()}] {
+    return torch_optimizer_ ? torch_optimizer_->rows(peers) : optimizer_->rows(peers);
+  };
+  registry().add(std::string(kOptimizerOwner), {.rows = rows, .missing = {}, .commit = {}, .roll_back = {}});
   if (options_.optimizer_from == "torch") {
     torch_optimizer_ = std::make_unique<TorchOptimizer>(options_.optimizer, trained);
     return;
@@ -337,17 +343,6 @@ void Replica::set_lr(double lr) {
     torch_optimizer_->set_lr(lr);
   else
     optimizer_->set_lr(lr);
-}
-
-OptimizerSnapshot Replica::save_optimizer() const {
-  return torch_optimizer_ ? torch_optimizer_->save() : optimizer_->save();
-}
-
-void Replica::load_optimizer(const OptimizerSnapshot& snapshot) {
-  if (torch_optimizer_)
-    torch_optimizer_->load(snapshot);
-  else
-    optimizer_->load(snapshot);
 }
 
 }  // namespace weft

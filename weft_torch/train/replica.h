@@ -37,7 +37,8 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
+#include "state/registry.h"
 #include "step/run_step.h"
 #include "weft/engine.h"
 #include "weft_torch/models/model.h"
@@ -103,8 +104,8 @@ class Replica final : private Driver {
   void set_lr(double lr);
   void watch(Watch watch) { watch_ = std::move(watch); }
 
-  OptimizerSnapshot save_optimizer() const;
-  void load_optimizer(const OptimizerSnapshot& snapshot);  // as Optimizer::load()
+  // What lives between steps, of data parallelism and of the optimizer. To be saved or loaded when settled.
+  StateRegistry& registry() { return strategies_->state(); }
   DataParallel& parallel() { return *parallel_; }
   Strategies& strategies() { return *strategies_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }

@@ -11,55 +11,64 @@ namespace weft {
 
 namespace {
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 DType dtype_of(const torch::Tensor& tensor) {
   return tensor.scalar_type() == torch::kFloat64 ? DType::float64 : DType::float32;
 }
 
+StateKey key_of(const Parameter& parameter) { return {std::string(kModelOwner), "value", parameter.name}; }
+
 }  // namespace
 
-void save_state(const Model& model, Replica& replica, TrainingSnapshot& snapshot) {
+std::vector<LiveRow> model_rows(const Model& model, const Peers& peers) {
+  std::vector<LiveRow> out;
   for (const Parameter& parameter : model.parameters()) {
-    const torch::Tensor tensor = parameter.tensor.detach().cpu();  // itself, unless it is on a GPU
-    TrainingSnapshot::Tensor out{
-        .name = parameter.name, .dtype = dtype_of(tensor), .shape = tensor.sizes().vec(), .bytes = {}};
-    out.bytes.resize(tensor.nbytes());
-    std::memcpy(out.bytes.data(), tensor.data_ptr(), out.bytes.size());
-    snapshot.model.push_back(std::move(out));
+    LiveRow row;
+    row.row = {.key = key_of(parameter),
+               .dtype = dtype_of(parameter.tensor),
+               .rule = LayoutRule::moves,
+               .shard = Shard::whole(parameter.tensor.sizes().vec()),
+               .peers = peers};
+    row.read = [tensor = parameter.tensor](std::vector<std::byte>& scratch) -> std::span<const std::byte> {
+      if (tensor.is_cpu() && tensor.is_contiguous())
+        return {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+      const torch::Tensor host = tensor.detach().cpu().contiguous();
+      scratch.resize(host.nbytes());
+      std::memcpy(scratch.data(), host.data_ptr(), scratch.size());
+      return scratch;
+    };
+    row.write = [tensor = parameter.tensor](std::span<const std::byte> values) {
+      const torch::NoGradGuard no_grad;
+      torch::Tensor host =
+          torch::empty_like(tensor, tensor.options().device(torch::kCPU), torch::MemoryFormat::Contiguous);
+      std::memcpy(host.data_ptr(), values.data(), values.size());
+      tensor.copy_(host);
+    };
+    out.push_back(std::move(row));
   }
-  snapshot.optimizer = replica.save_optimizer();
-  snapshot.state = replica.parallel().save();
+  return out;
 }
 
-void load_model(const Model& model, const TrainingSnapshot& snapshot, const std::string& where) {
+void check_model(const Model& model, const Checkpoint& checkpoint) {
   const auto refuse = [&](const std::string& why) {
-    throw UsageError(where + ": the checkpoint is of another model: " + why);
+    throw UsageError(checkpoint.where() + ": the checkpoint is of another model: " + why);
   };
-  std::map<std::string, const TrainingSnapshot::Tensor*> saved;
-  for (const TrainingSnapshot::Tensor& tensor : snapshot.model) saved[tensor.name] = &tensor;
+  std::map<StateKey, const StateRow*> saved;
+  for (const StateSource::Saved& each : checkpoint.rows()) {
+    if (each.row.key.owner == kModelOwner) saved[each.row.key] = &each.row;
+  }
   const std::vector<Parameter> parameters = model.parameters();
   for (const Parameter& p : parameters) {
-    const auto found = saved.find(p.name);
+    const auto found = saved.find(key_of(p));
     if (found == saved.end()) refuse("it has no '" + p.name + "'");
-    const TrainingSnapshot::Tensor& from = *found->second;
-    if (from.shape != p.tensor.sizes().vec() || from.dtype != dtype_of(p.tensor)) {
-      refuse("its '" + p.name + "' is " + std::string(name_of(from.dtype)) + " " + shape_text(from.shape) +
-             ", not " + std::string(name_of(dtype_of(p.tensor))) + " " + shape_text(p.tensor.sizes().vec()));
+    const StateRow& from = *found->second;
+    if (from.shard.shape != p.tensor.sizes().vec() || from.dtype != dtype_of(p.tensor)) {
+      refuse("its '" + p.name + "' is " + std::string(name_of(from.dtype)) + " " +
+             text_of(Shard::whole(from.shard.shape)) + ", not " + std::string(name_of(dtype_of(p.tensor))) +
+             " " + text_of(Shard::whole(p.tensor.sizes().vec())));
     }
   }
   if (saved.size() != parameters.size()) {
     refuse("it has " + std::to_string(saved.size()) + " tensors, not " + std::to_string(parameters.size()));
-  }
-  const torch::NoGradGuard no_grad;
-  for (const Parameter& p : parameters) {
-    const torch::Tensor host = p.tensor.is_cpu() ? p.tensor : torch::empty_like(p.tensor, torch::kCPU);
-    std::memcpy(host.data_ptr(), saved.at(p.name)->bytes.data(), host.nbytes());
-    if (!p.tensor.is_cpu()) p.tensor.copy_(host);
   }
 }
 

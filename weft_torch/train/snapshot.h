@@ -1,18 +1,20 @@
-// A rank's training state as a checkpoint has it, from and to a model and its replica.
+// A model's parameters as rows of a registry of state, and whether a checkpoint is of this model.
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "data_parallel/checkpoint.h"
+#include "state/checkpoint.h"
 #include "weft_torch/models/model.h"
-#include "weft_torch/train/replica.h"
 
 namespace weft {
 
-// Everything but step, seed and metadata. REQUIRES: the replica is settled.
-void save_state(const Model& model, Replica& replica, TrainingSnapshot& snapshot);
+inline constexpr std::string_view kModelOwner = "model";
 
-// Throws UsageError, `where` first, for a checkpoint of another model: other names, shapes or types.
-void load_model(const Model& model, const TrainingSnapshot& snapshot, const std::string& where);
+// Their values. They are replicated on `peers`; the model outlives the rows.
+std::vector<LiveRow> model_rows(const Model& model, const Peers& peers);
+
+// Throws UsageError for a checkpoint of another model: other names, shapes or types.
+void check_model(const Model& model, const Checkpoint& checkpoint);
 
 }  // namespace weft

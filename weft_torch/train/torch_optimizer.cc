@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include <map>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -44,29 +44,9 @@ State* find(optim::Optimizer& optimizer, const torch::Tensor& tensor) {
   return found == optimizer.state().end() ? nullptr : static_cast<State*>(found->second.get());
 }
 
-template <class T>
-std::vector<T> values_of(const torch::Tensor& tensor) {
-  const torch::Tensor host = tensor.detach().cpu().contiguous();
-  const T* const first = host.data_ptr<T>();
-  return {first, first + host.numel()};
-}
-
-// `tensor` may be undefined: then all are `initial`.
-OptimizerSnapshot::Vector vector_of(const char* name, const OptimizerParameter& info,
-                                    const torch::Tensor& tensor, double initial) {
-  const auto count = static_cast<std::size_t>(info.count);
-  if (info.dtype == DType::float64)
-    return {name, tensor.defined() ? values_of<double>(tensor) : std::vector<double>(count, initial)};
-  return {name, tensor.defined() ? values_of<float>(tensor)
-                                 : std::vector<float>(count, static_cast<float>(initial))};
-}
-
-torch::Tensor tensor_of(const OptimizerSnapshot::Vector& from, const torch::Tensor& like) {
+torch::Tensor tensor_of(std::span<const std::byte> values, const torch::Tensor& like) {
   torch::Tensor host = torch::empty(like.sizes(), like.options().device(torch::kCPU).requires_grad(false));
-  const auto copy = [&]<class T>(const std::vector<T>& values) {
-    std::copy(values.begin(), values.end(), host.data_ptr<T>());
-  };
-  std::visit(copy, from.values);
+  if (!values.empty()) std::memcpy(host.data_ptr(), values.data(), values.size());
   return host.to(like.device());
 }
 
@@ -77,7 +57,10 @@ TorchOptimizer::TorchOptimizer(const OptimizerOptions& options, const std::vecto
   validate(options_);
   for (const Parameter& p : parameters) {
     const DType dtype = p.tensor.scalar_type() == torch::kFloat64 ? DType::float64 : DType::float32;
-    slots_.push_back({.info = {.name = p.name, .count = p.tensor.numel(), .dtype = dtype},
+    slots_.push_back({.info = {.name = p.name,
+                               .count = p.tensor.numel(),
+                               .dtype = dtype,
+                               .shard = Shard::whole(p.tensor.sizes().vec())},
                       .tensor = p.tensor,
                       .step = 0,
                       .optimizer = make(options_, p.tensor)});
@@ -100,74 +83,89 @@ void TorchOptimizer::update(int parameter) {
   ++slot.step;
 }
 
-std::vector<OptimizerSnapshot::Vector> TorchOptimizer::vectors_of(const Slot& slot) const {
+// What torch keeps for the i-th of moments_of(); undefined before the first step.
+torch::Tensor TorchOptimizer::moment(const Slot& slot, std::size_t i) const {
   if (options_.name == "sgd") {
-    if (options_.momentum == 0) return {};
     const auto* const state = find<optim::SGDParamState>(*slot.optimizer, slot.tensor);
-    return {vector_of("momentum_buffer", slot.info, state ? state->momentum_buffer() : torch::Tensor(), 0)};
+    return state ? state->momentum_buffer() : torch::Tensor();
   }
   if (options_.name == "adagrad") {
     const auto* const state = find<optim::AdagradParamState>(*slot.optimizer, slot.tensor);
-    return {
-        vector_of("sum", slot.info, state ? state->sum() : torch::Tensor(), options_.initial_accumulator)};
+    return state ? state->sum() : torch::Tensor();
   }
-  torch::Tensor first, second;
-  if (options_.name == "adam") {
-    const auto* const state = find<optim::AdamParamState>(*slot.optimizer, slot.tensor);
-    if (state != nullptr) std::tie(first, second) = std::tuple(state->exp_avg(), state->exp_avg_sq());
-  } else {
-    const auto* const state = find<optim::AdamWParamState>(*slot.optimizer, slot.tensor);
-    if (state != nullptr) std::tie(first, second) = std::tuple(state->exp_avg(), state->exp_avg_sq());
-  }
-  return {vector_of("exp_avg", slot.info, first, 0), vector_of("exp_avg_sq", slot.info, second, 0)};
+  const auto of = [i](const auto* state) {
+    if (state == nullptr) return torch::Tensor();
+    return i == 0 ? state->exp_avg() : state->exp_avg_sq();
+  };
+  if (options_.name == "adam") return of(find<optim::AdamParamState>(*slot.optimizer, slot.tensor));
+  return of(find<optim::AdamWParamState>(*slot.optimizer, slot.tensor));
 }
 
-OptimizerSnapshot TorchOptimizer::save() const {
-  OptimizerSnapshot out{.optimizer = options_.name, .lr = options_.lr, .parameters = {}};
-  for (const Slot& slot : slots_)
-    out.parameters.push_back({.name = slot.info.name, .step = slot.step, .vectors = vectors_of(slot)});
+// Made, if torch has none yet.
+template <class State>
+State& TorchOptimizer::state_of(Slot& slot) {
+  if (State* const known = find<State>(*slot.optimizer, slot.tensor)) return *known;
+  auto made = std::make_unique<State>();
+  State& out = *made;
+  slot.optimizer->state()[slot.tensor.unsafeGetTensorImpl()] = std::move(made);
   return out;
 }
 
-void TorchOptimizer::put(Slot& slot, const OptimizerSnapshot::Parameter& from) {
-  auto& states = slot.optimizer->state();
-  void* const key = slot.tensor.unsafeGetTensorImpl();
-  states.erase(key);
-  slot.step = from.step;
-  const auto tensor = [&](std::size_t i) { return tensor_of(from.vectors[i], slot.tensor); };
-  const auto put_adam = [&](auto state) {
-    state->step(from.step);
-    state->exp_avg(tensor(0));
-    state->exp_avg_sq(tensor(1));
-    states[key] = std::move(state);
-  };
-  if (options_.name == "adagrad") {  // has its sum from the beginning
-    auto state = std::make_unique<optim::AdagradParamState>();
-    state->step(from.step);
-    state->sum(tensor(0));
-    states[key] = std::move(state);
-  } else if (from.step == 0) {
-    return;
+void TorchOptimizer::set_moment(Slot& slot, std::size_t i, const torch::Tensor& values) {
+  const auto set = [&](auto& state) { i == 0 ? state.exp_avg(values) : state.exp_avg_sq(values); };
+  if (options_.name == "sgd")
+    state_of<optim::SGDParamState>(slot).momentum_buffer(values);
+  else if (options_.name == "adagrad")
+    state_of<optim::AdagradParamState>(slot).sum(values);
+  else if (options_.name == "adam")
+    set(state_of<optim::AdamParamState>(slot));
+  else
+    set(state_of<optim::AdamWParamState>(slot));
+}
+
+// Comes behind the moments: without a step torch has none, but for adagrad's sums.
+void TorchOptimizer::set_step(Slot& slot) {
+  if (options_.name == "adagrad") {
+    state_of<optim::AdagradParamState>(slot).step(slot.step);
+  } else if (slot.step == 0) {
+    slot.optimizer->state().erase(slot.tensor.unsafeGetTensorImpl());
   } else if (options_.name == "adam") {
-    put_adam(std::make_unique<optim::AdamParamState>());
+    state_of<optim::AdamParamState>(slot).step(slot.step);
   } else if (options_.name == "adamw") {
-    put_adam(std::make_unique<optim::AdamWParamState>());
-  } else if (options_.momentum != 0) {
-    auto state = std::make_unique<optim::SGDParamState>();
-    state->momentum_buffer(tensor(0));
-    states[key] = std::move(state);
+    state_of<optim::AdamWParamState>(slot).step(slot.step);
   }
 }
 
-void TorchOptimizer::load(const OptimizerSnapshot& snapshot) {
-  std::vector<OptimizerParameter> infos;
-  for (const Slot& slot : slots_) infos.push_back(slot.info);
-  Optimizer checked(options_, infos);  // one set of rules
-  checked.load(snapshot);
-  std::map<std::string, const OptimizerSnapshot::Parameter*> saved;
-  for (const OptimizerSnapshot::Parameter& p : snapshot.parameters) saved[p.name] = &p;
-  for (Slot& slot : slots_) put(slot, *saved.at(slot.info.name));
-  set_lr(snapshot.lr);
+std::vector<LiveRow> TorchOptimizer::rows(const Peers& peers) {
+  const std::vector<Moment> moments = moments_of(options_);
+  std::vector<LiveRow> out{lr_row(options_, [this](double lr) { set_lr(lr); }, peers)};
+  for (Slot& slot : slots_) {
+    for (std::size_t i = 0; i < moments.size(); ++i) {
+      LiveRow row = moment_row(slot.info, moments[i], peers);
+      const double initial = moments[i].initial;
+      row.read = [this, &slot, i, initial](std::vector<std::byte>& scratch) -> std::span<const std::byte> {
+        torch::Tensor values = moment(slot, i);
+        if (!values.defined()) values = torch::full_like(slot.tensor, initial);
+        values = values.detach().cpu().contiguous();
+        scratch.resize(values.nbytes());
+        if (!scratch.empty()) std::memcpy(scratch.data(), values.data_ptr(), scratch.size());
+        return scratch;
+      };
+      row.write = [this, &slot, i, initial](std::span<const std::byte> values) {
+        set_moment(slot, i,
+                   values.empty() ? torch::full_like(slot.tensor.detach(), initial)
+                                  : tensor_of(values, slot.tensor));
+      };
+      out.push_back(std::move(row));
+    }
+    LiveRow row = step_row(slot.info, slot.step, peers);
+    row.write = [this, &slot, write = row.write](std::span<const std::byte> values) {
+      write(values);
+      set_step(slot);
+    };
+    out.push_back(std::move(row));
+  }
+  return out;
 }
 
 }  // namespace weft

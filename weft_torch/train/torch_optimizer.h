@@ -1,7 +1,7 @@
-// torch's own optimizers in the place of weft's (data_parallel/optimizer.h): one for each parameter, so that
+// torch's own optimizers in the place of weft's (state/optimizer.h): one for each parameter, so that
 // a block is updated as soon as its gradients are there, and a parameter without a gradient not at all.
 //
-// Their state is saved under the same names as weft's: a checkpoint of either is read by the other.
+// Their state is the same rows as weft's: a checkpoint of either is read by the other.
 //
 // Thread: one at a time.
 #pragma once
@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
 #include "weft_torch/models/model.h"
 
 namespace torch::optim {
@@ -33,9 +33,8 @@ class TorchOptimizer {
   // One step of one parameter with the gradient that it has.
   void update(int parameter);
 
-  OptimizerSnapshot save() const;
-  // As Optimizer::load().
-  void load(const OptimizerSnapshot& snapshot);
+  // As Optimizer::rows().
+  std::vector<LiveRow> rows(const Peers& peers = {});
 
  private:
   struct Slot {
@@ -44,8 +43,11 @@ class TorchOptimizer {
     std::int64_t step = 0;
     std::unique_ptr<torch::optim::Optimizer> optimizer;
   };
-  std::vector<OptimizerSnapshot::Vector> vectors_of(const Slot& slot) const;
-  void put(Slot& slot, const OptimizerSnapshot::Parameter& from);
+  torch::Tensor moment(const Slot& slot, std::size_t i) const;
+  void set_moment(Slot& slot, std::size_t i, const torch::Tensor& values);
+  void set_step(Slot& slot);
+  template <class State>
+  State& state_of(Slot& slot);
 
   OptimizerOptions options_;  // with the lr that holds now
   std::vector<Slot> slots_;

@@ -7,12 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "base/median.h"
 #include "data/prefetch.h"
-#include "data_parallel/checkpoint.h"
 #include "data_parallel/formula.h"
+#include "state/checkpoint.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"
@@ -73,6 +74,7 @@ class Trainer {
   void complete(const StepOutcome& outcome);
   void save(std::int64_t steps_done);
   TrainSummary summary();
+  Peers peers() const { return {world_.rank(), world_.size()}; }
 
   World& world_;
   const TrainOptions& options_;
@@ -108,6 +110,10 @@ void Trainer::open() {
   ReplicaOptions replica = replica_options(options_);
   replica.lookahead = true;
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);
+  replica_->registry().add(std::string(kModelOwner), {.rows = [this] { return model_rows(*model_, peers()); },
+                                                      .missing = {},
+                                                      .commit = {},
+                                                      .roll_back = {}});
   resume(start);
   batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
   start.first_step = first_step_;
@@ -132,19 +138,23 @@ void Trainer::resume(TrainStart& start) {
 }
 
 void Trainer::load(std::int64_t step) {
-  const TrainingSnapshot snapshot = load_checkpoint(run_.checkpoints, step, world_.rank(), world_.size());
-  const std::string where = run_.checkpoints + "/step-" + std::to_string(step);
-  const auto model = snapshot.metadata.find("model");
-  if (model == snapshot.metadata.end() || model->second != options_.model) {
-    throw UsageError(
-        where + ": the checkpoint is of " +
-        (model == snapshot.metadata.end() ? "no model that is known" : "model '" + model->second + "'") +
-        ", not '" + options_.model + "'");
+  const Checkpoint checkpoint(run_.checkpoints, step);
+  const std::map<std::string, std::string>& metadata = checkpoint.info().metadata;
+  const auto model = metadata.find("model");
+  if (model == metadata.end() || model->second != options_.model) {
+    throw UsageError(checkpoint.where() + ": the checkpoint is of " +
+                     (model == metadata.end() ? "no model that is known" : "model '" + model->second + "'") +
+                     ", not '" + options_.model + "'");
   }
-  load_model(*model_, snapshot, where);
-  if (!run_.forget_optimizer) replica_->load_optimizer(snapshot.optimizer);
-  if (!run_.forget_residuals) replica_->parallel().load(snapshot.state);
-  first_step_ = snapshot.step;
+  check_model(*model_, checkpoint);
+  LoadOptions load{.owners = {std::string(kModelOwner)}, .elsewhere = {}};
+  if (!run_.forget_optimizer) load.owners.emplace_back(kOptimizerOwner);
+  if (!run_.forget_residuals) {
+    load.owners.emplace_back(replica_->parallel().name());
+    load.owners.emplace_back(StateRegistry::kOwner);
+  }
+  replica_->registry().load(checkpoint, load);
+  first_step_ = checkpoint.info().step;
 }
 
 std::vector<Batch> Trainer::micro_batches() {
@@ -212,24 +222,20 @@ void Trainer::settle() {
 
 void Trainer::save(std::int64_t steps_done) {
   const auto& dir = run_.checkpoints;
+  const CheckpointInfo info{.step = steps_done,
+                            .seed = options_.seed,
+                            .metadata = {{"model", options_.model},
+                                         {"scheme", options_.scheme},
+                                         {"ranks", std::to_string(world_.size())},
+                                         {"config", run_.config}},
+                            .extra = {}};
   from_rank_0(world_, [&] {
     begin_checkpoint(dir, steps_done);
     return std::string();
   });
-  on_all_ranks(world_, [&] {
-    TrainingSnapshot snapshot;
-    snapshot.step = steps_done;
-    snapshot.seed = options_.seed;
-    snapshot.metadata = {{"model", options_.model},
-                         {"scheme", options_.scheme.name},
-                         {"ranks", std::to_string(world_.size())},
-                         {"config", run_.config}};
-    save_state(*model_, *replica_, snapshot);
-    write_rank(dir, snapshot);
-    if (world_.rank() == 0) write_shared(dir, snapshot);
-  });
+  on_all_ranks(world_, [&] { write_shards(dir, info, replica_->registry(), world_.rank(), world_.size()); });
   from_rank_0(world_, [&] {
-    commit_checkpoint(dir, steps_done, world_.size());
+    commit_checkpoint(dir, info, world_.size());
     keep_last(dir, run_.keep_last);
     return std::string();
   });

@@ -11,7 +11,7 @@
 //
 // Resume: on the same number of ranks the run goes on with the bits that it would have had without a stop
 // (weights, optimizer, residuals, controllers; algorithms are chosen by planned_link, not by measurement). On
-// another number the residuals are dealt out (state.h) and sums are added in another order.
+// another number the residuals are dealt out (state/rows.h) and sums are added in another order.
 #pragma once
 
 #include <cstdint>

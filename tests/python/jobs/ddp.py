@@ -76,7 +76,7 @@ mine = torch.cat([p.detach().flatten() for p in parameters])
 others = torch.empty(size * mine.numel())
 weft.all_gather(others, mine)
 assert all(torch.equal(mine, part) for part in others.chunk(size)), "the same bits on all ranks"
-assert state.sent_bytes > 0 and any(p["residual"] is not None for p in state.state_dict()["parameters"])
+assert state.sent_bytes > 0 and any(row["kind"] == "residual" and row["values"] is not None for row in state.state_dict()["rows"])
 
 # Gradients that are not finite: an error on all ranks that names the rank.
 model = DistributedDataParallel(mlp(5))

@@ -35,7 +35,7 @@ def train(model, steps, optimizer=None):
 
 
 def residuals(state):
-    return {p["name"]: p["residual"] for p in state["parameters"]}
+    return {row["name"]: row["values"] for row in state["rows"] if row["kind"] == "residual"}
 
 
 def residual_sum(model):
@@ -131,10 +131,11 @@ def resumes():
 
     whole = wrapped(**recipe)
     train(whole, range(10))
-    assert any(p["velocity"] is not None for p in whole.compression.state_dict()["parameters"])
+    rows = whole.compression.state_dict()["rows"]
+    assert any(row["kind"] == "velocity" and row["values"] is not None for row in rows)
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), halves(True)))
     assert not all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), halves(False)))
-    for wrong in [{}, {"weft_format": 1}, {"weft_format": 1, "parameters": [{}]}, []]:
+    for wrong in [{}, {"weft_format": 1}, {"weft_format": 2}, {"weft_format": 2, "rows": [{}]}, []]:
         try:
             whole.compression.load_state_dict(wrong)
         except weft.UsageError as error:

@@ -1,6 +1,7 @@
-// The optimizers of data-parallel training, without torch but with its arithmetic (kernels/optimize.h).
+// The optimizers of training, without torch but with its arithmetic (kernels/optimize.h).
 //
-// State is owned here by parameter name; values and gradients stay the caller's. Every parameter counts its
+// State is kept here by parameter name and is rows of a registry (registry.h); values and gradients stay the
+// caller's. Every parameter counts its
 // own steps, as in torch: one that gets no gradient in a step is simply not updated, and the parameters of a
 // block can be updated as soon as their gradients are there, before others or without them.
 //
@@ -8,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "state/registry.h"
 #include "weft/dtype.h"
 
 namespace weft {
@@ -50,27 +53,28 @@ struct OptimizerParameter {
   std::string name;  // unique: state is kept by it
   std::int64_t count = 0;
   DType dtype = DType::float32;  // or float64
+  Shard shard;                   // of a tensor, with `count` elements; without a shape: a vector of its own
 };
 
-// All state as plain data: what a checkpoint holds.
-struct OptimizerSnapshot {
-  using Values = std::variant<std::vector<float>, std::vector<double>>;  // of the parameter's type
-  struct Vector {
-    std::string name;  // torch's: momentum_buffer; exp_avg, exp_avg_sq; sum
-    Values values;
-    friend bool operator==(const Vector&, const Vector&) = default;
-  };
-  struct Parameter {
-    std::string name;
-    std::int64_t step = 0;  // updates so far; with none the vectors hold their initial values
-    std::vector<Vector> vectors;
-    friend bool operator==(const Parameter&, const Parameter&) = default;
-  };
-  std::string optimizer;
-  double lr = 0;
-  std::vector<Parameter> parameters;
-  friend bool operator==(const OptimizerSnapshot&, const OptimizerSnapshot&) = default;
+// ---- rows, the same for every maker of optimizers ----
+//
+//   momentum_buffer; exp_avg, exp_avg_sq; sum   moves   torch's names, of the parameter's type
+//   step   same   of each parameter: updates so far; with none the vectors hold their initial values
+//   lr     same   its name is the optimizer's: what another one left is not taken
+
+inline constexpr std::string_view kOptimizerOwner = "optimizer";
+
+// A vector that an optimizer keeps for each parameter.
+struct Moment {
+  const char* name = "";
+  double initial = 0;
 };
+std::vector<Moment> moments_of(const OptimizerOptions& options);
+// Whoever calls sets read and write. Sums of squares are not taken where they are negative.
+LiveRow moment_row(const OptimizerParameter& parameter, const Moment& moment, const Peers& peers);
+// `step` and what set_lr() changes outlive the row.
+LiveRow step_row(const OptimizerParameter& parameter, std::int64_t& step, const Peers& peers);
+LiveRow lr_row(const OptimizerOptions& options, std::function<void(double)> set_lr, const Peers& peers);
 
 class Optimizer {
  public:
@@ -92,26 +96,24 @@ class Optimizer {
   void update(int parameter, std::span<float> value, std::span<const float> gradient);
   void update(int parameter, std::span<double> value, std::span<const double> gradient);
 
-  OptimizerSnapshot save() const;
-  // Replaces all state and the lr; parameters may be in any order. Throws UsageError, and changes nothing,
-  // for a snapshot of another optimizer or of other parameters, a vector with another name, type or length,
-  // and values that are not finite or, where they are sums of squares, negative.
-  void load(const OptimizerSnapshot& snapshot);
+  // All state and the lr. `peers`: those that hold the same shards. The rows' accesses live as long as this.
+  std::vector<LiveRow> rows(const Peers& peers = {});
 
  private:
   enum class Rule : std::uint8_t { sgd, adam, adamw, adagrad };
+  using Values = std::variant<std::vector<float>, std::vector<double>>;  // of the parameter's type
   struct Slot {
     OptimizerParameter info;
     std::int64_t step = 0;
-    std::vector<OptimizerSnapshot::Vector> vectors;
+    std::vector<Values> vectors;  // of each moment
   };
   const Slot& slot(int parameter) const { return parameters_[static_cast<std::size_t>(parameter)]; }
   template <class T>
   void update_typed(int parameter, std::span<T> value, std::span<const T> gradient);
-  int checked_place(const OptimizerSnapshot::Parameter& from) const;
 
   OptimizerOptions options_;
   Rule rule_;
+  std::vector<Moment> moments_;
   std::vector<Slot> parameters_;
   std::unordered_map<std::string, int> places_;
 };

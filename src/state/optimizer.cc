@@ -1,9 +1,11 @@
-#include "data_parallel/optimizer.h"
+#include "state/optimizer.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
+#include <utility>
 
 #include "base/names.h"
 #include "kernels/optimize.h"
@@ -32,29 +34,28 @@ void check_unused(const OptimizerOptions& o, const char* field, double value) {
   throw UsageError("optimizer " + o.name + " has no " + field + ": leave it at 0");
 }
 
-OptimizerSnapshot::Vector make_vector(const char* name, const OptimizerParameter& p, double value) {
-  const auto n = static_cast<std::size_t>(p.count);
-  if (p.dtype == DType::float32) return {name, std::vector<float>(n, static_cast<float>(value))};
-  return {name, std::vector<double>(n, value)};
+bool is_sum_of_squares(std::string_view moment) { return moment == "exp_avg_sq" || moment == "sum"; }
+
+template <class T>
+bool has_negative(std::span<const std::byte> values) {
+  const std::span<const T> all(reinterpret_cast<const T*>(values.data()), values.size() / sizeof(T));
+  return std::any_of(all.begin(), all.end(), [](T v) { return v < 0; });
 }
 
-bool is_sum_of_squares(std::string_view vector) { return vector == "exp_avg_sq" || vector == "sum"; }
-
-void check_values(const std::string& parameter, const OptimizerSnapshot::Vector& v) {
-  const bool positive = is_sum_of_squares(v.name);
-  const bool sound = std::visit(
-      [&](const auto& values) {
-        return std::all_of(values.begin(), values.end(),
-                           [&](auto x) { return std::isfinite(x) && (!positive || x >= 0); });
-      },
-      v.values);
-  if (sound) return;
-  throw UsageError("optimizer: " + v.name + " of '" + parameter + "' in the snapshot is not finite" +
-                   (positive ? " or is negative" : ""));
+StateRow row_of(const OptimizerParameter& p, const char* kind, const Peers& peers) {
+  return {.key = {std::string(kOptimizerOwner), kind, p.name},
+          .dtype = p.dtype,
+          .rule = LayoutRule::moves,
+          .shard = p.shard.shape.empty() ? Shard::whole({p.count}) : p.shard,
+          .peers = peers};
 }
 
-std::size_t length_of(const OptimizerSnapshot::Vector& v) {
-  return std::visit([](const auto& values) { return values.size(); }, v.values);
+template <class T>
+T one_of(std::span<const std::byte> values) {
+  T out{};
+  if (values.size() != sizeof out) return -1;
+  std::memcpy(&out, values.data(), sizeof out);
+  return out;
 }
 
 }  // namespace
@@ -95,7 +96,7 @@ void validate(const OptimizerOptions& o) {
 }
 
 Optimizer::Optimizer(const OptimizerOptions& options, std::span<const OptimizerParameter> parameters)
-    : options_(options), rule_(static_cast<Rule>(index_of(options.name))) {
+    : options_(options), rule_(static_cast<Rule>(index_of(options.name))), moments_(moments_of(options)) {
   validate(options_);
   for (const OptimizerParameter& p : parameters) {
     if (p.name.empty() || !places_.emplace(p.name, num_parameters()).second) {
@@ -105,19 +106,17 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::span<const OptimizerP
       throw UsageError("optimizer: parameter '" + p.name + "' has " + std::to_string(p.count) +
                        " elements of " + std::string(name_of(p.dtype)) + ", not some of float32 or float64");
     }
+    if (!p.shard.shape.empty() && (!trouble_with(p.shard).empty() || p.shard.num_elements() != p.count)) {
+      throw UsageError("optimizer: parameter '" + p.name + "' has " + std::to_string(p.count) +
+                       " elements, which " + text_of(p.shard) + " has not");
+    }
     Slot& slot = parameters_.emplace_back(Slot{.info = p});
-    switch (rule_) {
-      case Rule::sgd:
-        if (options_.momentum != 0) slot.vectors.push_back(make_vector("momentum_buffer", p, 0));
-        break;
-      case Rule::adam:
-      case Rule::adamw:
-        slot.vectors.push_back(make_vector("exp_avg", p, 0));
-        slot.vectors.push_back(make_vector("exp_avg_sq", p, 0));
-        break;
-      case Rule::adagrad:
-        slot.vectors.push_back(make_vector("sum", p, options_.initial_accumulator));
-        break;
+    const auto count = static_cast<std::size_t>(p.count);
+    for (const Moment& moment : moments_) {
+      if (p.dtype == DType::float32)
+        slot.vectors.emplace_back(std::vector<float>(count, static_cast<float>(moment.initial)));
+      else
+        slot.vectors.emplace_back(std::vector<double>(count, moment.initial));
     }
   }
 }
@@ -148,7 +147,7 @@ void Optimizer::update_typed(int parameter, std::span<T> value, std::span<const 
   }
   const auto state = [&](std::size_t i) -> std::span<T> {
     if (i >= slot.vectors.size()) return {};
-    return std::get<std::vector<T>>(slot.vectors[i].values);
+    return std::get<std::vector<T>>(slot.vectors[i]);
   };
   const OptimizerOptions& o = options_;
   ++slot.step;
@@ -191,62 +190,93 @@ void Optimizer::update(int parameter, std::span<double> value, std::span<const d
   update_typed(parameter, value, gradient);
 }
 
-OptimizerSnapshot Optimizer::save() const {
-  OptimizerSnapshot out{.optimizer = options_.name, .lr = options_.lr, .parameters = {}};
-  for (const Slot& s : parameters_) {
-    out.parameters.push_back({.name = s.info.name, .step = s.step, .vectors = s.vectors});
+// ---- rows ----
+
+std::vector<Moment> moments_of(const OptimizerOptions& options) {
+  switch (index_of(options.name)) {
+    case 0:
+      if (options.momentum == 0) return {};
+      return {{"momentum_buffer", 0}};
+    case 3:
+      return {{"sum", options.initial_accumulator}};
+    default:
+      return {{"exp_avg", 0}, {"exp_avg_sq", 0}};
   }
+}
+
+LiveRow moment_row(const OptimizerParameter& p, const Moment& moment, const Peers& peers) {
+  LiveRow out;
+  out.row = row_of(p, moment.name, peers);
+  if (!is_sum_of_squares(moment.name)) return out;
+  out.takes = [row = out.row](const Shard&, std::span<const std::byte> values) {
+    if (row.dtype == DType::float32 ? has_negative<float>(values) : has_negative<double>(values))
+      throw UsageError(describe(row.key) + " has a value that is negative");
+    return true;
+  };
   return out;
 }
 
-int Optimizer::checked_place(const OptimizerSnapshot::Parameter& from) const {
-  const int place = find(from.name);
-  if (place < 0)
-    throw UsageError("optimizer: the snapshot's parameter '" + from.name + "' is not known here");
-  if (from.step < 0) {
-    throw UsageError("optimizer: '" + from.name + "' is at step " + std::to_string(from.step) +
-                     " in the snapshot");
-  }
-  const Slot& here = slot(place);
-  if (from.vectors.size() != here.vectors.size()) {
-    throw UsageError("optimizer: '" + from.name + "' has " + std::to_string(from.vectors.size()) +
-                     " vectors in the snapshot, " + std::to_string(here.vectors.size()) + " here");
-  }
-  for (std::size_t i = 0; i < here.vectors.size(); ++i) {
-    const OptimizerSnapshot::Vector& v = from.vectors[i];
-    const OptimizerSnapshot::Vector& mine = here.vectors[i];
-    if (v.name != mine.name || v.values.index() != mine.values.index() || length_of(v) != length_of(mine)) {
-      throw UsageError("optimizer: '" + from.name + "' has " + std::to_string(length_of(v)) +
-                       " elements of '" + v.name + "' in the snapshot, " + std::to_string(length_of(mine)) +
-                       " of '" + mine.name + "' (" + std::string(name_of(here.info.dtype)) + ") here");
-    }
-    check_values(from.name, v);
-  }
-  return place;
+LiveRow step_row(const OptimizerParameter& p, std::int64_t& step, const Peers& peers) {
+  LiveRow out;
+  out.row = row_of(p, "step", peers);
+  out.row.dtype = DType::int64;
+  out.row.rule = LayoutRule::same;
+  out.row.shard = Shard::whole({});
+  out.read = [&step](auto&) { return std::as_bytes(std::span(&step, 1)); };
+  out.write = [&step](std::span<const std::byte> values) {
+    step = values.empty() ? 0 : one_of<std::int64_t>(values);
+  };
+  out.takes = [name = p.name](const Shard&, std::span<const std::byte> values) {
+    const auto told = one_of<std::int64_t>(values);
+    if (told < 0)
+      throw UsageError("the optimizer is at step " + std::to_string(told) + " for '" + name + "'");
+    return true;
+  };
+  out.required = true;
+  return out;
 }
 
-void Optimizer::load(const OptimizerSnapshot& snapshot) {
-  if (snapshot.optimizer != options_.name) {
-    throw UsageError("optimizer: a snapshot of '" + snapshot.optimizer + "' does not load into " +
-                     options_.name);
-  }
-  check_range(options_.name, "the snapshot's lr", snapshot.lr, INFINITY);
-  if (snapshot.parameters.size() != parameters_.size()) {
-    throw UsageError("optimizer: the snapshot has " + std::to_string(snapshot.parameters.size()) +
-                     " parameters, not " + std::to_string(parameters_.size()));
-  }
-  // Copied first and swapped last: if memory runs out, nothing has changed.
-  std::vector<Slot> next(parameters_.size());
-  for (const OptimizerSnapshot::Parameter& from : snapshot.parameters) {
-    const int place = checked_place(from);
-    Slot& to = next[static_cast<std::size_t>(place)];
-    if (!to.info.name.empty()) {
-      throw UsageError("optimizer: the snapshot has '" + from.name + "' twice");
+LiveRow lr_row(const OptimizerOptions& options, std::function<void(double)> set_lr, const Peers& peers) {
+  LiveRow out;
+  out.row = {.key = {std::string(kOptimizerOwner), "lr", options.name},
+             .dtype = DType::float64,
+             .rule = LayoutRule::same,
+             .shard = Shard::whole({}),
+             .peers = peers};
+  out.read = [&options](auto&) { return std::as_bytes(std::span(&options.lr, 1)); };
+  out.write = [set = std::move(set_lr)](std::span<const std::byte> values) {
+    if (!values.empty()) set(one_of<double>(values));
+  };
+  out.takes = [](const Shard&, std::span<const std::byte> values) {
+    if (!(one_of<double>(values) >= 0)) throw UsageError("the learning rate is negative");
+    return true;
+  };
+  out.required = true;
+  return out;
+}
+
+std::vector<LiveRow> Optimizer::rows(const Peers& peers) {
+  std::vector<LiveRow> out{lr_row(options_, [this](double lr) { options_.lr = lr; }, peers)};
+  for (Slot& slot : parameters_) {
+    for (std::size_t i = 0; i < moments_.size(); ++i) {
+      LiveRow row = moment_row(slot.info, moments_[i], peers);
+      row.read = [&values = slot.vectors[i]](auto&) {
+        return std::visit([](const auto& v) { return std::as_bytes(std::span(v)); }, values);
+      };
+      row.write = [&values = slot.vectors[i],
+                   initial = moments_[i].initial](std::span<const std::byte> from) {
+        std::visit(
+            [&]<class T>(std::vector<T>& v) {
+              std::fill(v.begin(), v.end(), static_cast<T>(initial));
+              if (!from.empty()) std::memcpy(v.data(), from.data(), from.size());
+            },
+            values);
+      };
+      out.push_back(std::move(row));
     }
-    to = {.info = slot(place).info, .step = from.step, .vectors = from.vectors};
+    out.push_back(step_row(slot.info, slot.step, peers));
   }
-  parameters_.swap(next);
-  options_.lr = snapshot.lr;
+  return out;
 }
 
 }  // namespace weft

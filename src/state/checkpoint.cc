@@ -1,4 +1,4 @@
-#include "data_parallel/checkpoint.h"
+#include "state/checkpoint.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,13 +7,13 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
-#include "data_parallel/checkpoint_files.h"
 #include "weft/error.h"
 #include "wire/safetensors_header.h"
 
@@ -24,7 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 using wire::safetensors::fail;
 
-constexpr const char* kSharedFile = "shared.safetensors";
+constexpr const char* kSharedFile = "shared.safetensors";  // of version 1
+constexpr std::size_t kMostOpen = 64;                      // files
 constexpr const char* kLatestFile = "latest";
 constexpr std::string_view kStep = "step-";
 
@@ -40,9 +41,6 @@ std::string number(std::int64_t n) { return std::to_string(n); }
 // ---- names ----
 
 std::string folder_name(std::int64_t step) { return std::string(kStep) + number(step); }
-std::string rank_name(int rank, int size) {
-  return "rank-" + number(rank) + "-of-" + number(size) + ".safetensors";
-}
 fs::path unfinished(const fs::path& dir, std::int64_t step) {
   return dir / ("." + folder_name(step) + ".tmp");
 }
@@ -83,8 +81,8 @@ std::vector<std::int64_t> steps_in(const fs::path& dir) {
 }
 
 std::set<std::string> files_of(int ranks) {
-  std::set<std::string> out{kSharedFile};
-  for (int r = 0; r < ranks; ++r) out.insert(rank_name(r, ranks));
+  std::set<std::string> out{kIndexName};
+  for (int r = 0; r < ranks; ++r) out.insert(shards_name(r, ranks));
   return out;
 }
 
@@ -173,25 +171,18 @@ void replace_folder(const fs::path& dir, const fs::path& from, const fs::path& t
   fs::remove_all(old, error);  // begin_checkpoint() tries again
 }
 
-// Throws UsageError unless every file is there and sound, and they are of one job.
-void check_checkpoint(const fs::path& folder, std::int64_t step) {
-  const TrainingSnapshot shared = read_shared_file(folder / kSharedFile, step);
-  const int ranks = shared.state.size;
-  StateSnapshot first;
+// What the files in the folder say of themselves. Throws UsageError unless they are a whole.
+CheckpointIndex index_of(const fs::path& folder, const CheckpointInfo& info, int ranks) {
+  CheckpointIndex out{.info = info, .files = {}};
+  std::vector<std::vector<RowLine>> rows;
   for (int r = 0; r < ranks; ++r) {
-    const fs::path path = folder / rank_name(r, ranks);
-    StateSnapshot state = read_rank_file(path, shared, r);
-    const auto same = [](const StateSnapshot::Parameter& a, const StateSnapshot::Parameter& b) {
-      return a.name == b.name && a.count == b.count && a.factor == b.factor && a.factor_rank == b.factor_rank;
-    };
-    if (r == 0) {
-      first = std::move(state);
-    } else if (state.step != first.step ||
-               !std::equal(state.parameters.begin(), state.parameters.end(), first.parameters.begin(),
-                           first.parameters.end(), same)) {
-      fail(path.string(), "it has other committed steps, parameters or factors than the file of rank 0");
-    }
+    const std::string name = shards_name(r, ranks);
+    const ShardsFile file(folder / name, info, r, ranks);
+    rows.push_back(lines_of(file.lines(), (folder / name).string()));
+    out.files.push_back({.name = name, .checksum = file.checksum(), .lines = file.lines()});
   }
+  check_whole(folder, rows);
+  return out;
 }
 
 }  // namespace
@@ -208,19 +199,23 @@ void begin_checkpoint(const fs::path& dir, std::int64_t step) {
   if (error) fail_with(unfinished(dir, step), "create", error);
 }
 
-void write_rank(const fs::path& dir, const TrainingSnapshot& snapshot) {
-  write_rank_file(unfinished(dir, snapshot.step) / rank_name(snapshot.state.rank, snapshot.state.size),
-                  snapshot);
+void write_shards(const fs::path& dir, const CheckpointInfo& info, StateRegistry& registry, int rank,
+                  int size) {
+  const fs::path path = unfinished(dir, info.step) / shards_name(rank, size);
+  std::vector<LiveRow> rows;
+  try {
+    rows = registry.rows();
+  } catch (const UsageError& e) {
+    fail(path.string(), e.what());
+  }
+  write_shards_file(path, info, rows, rank, size);
 }
 
-void write_shared(const fs::path& dir, const TrainingSnapshot& snapshot) {
-  write_shared_file(unfinished(dir, snapshot.step) / kSharedFile, snapshot);
-}
-
-void commit_checkpoint(const fs::path& dir, std::int64_t step, int ranks) {
-  const fs::path from = unfinished(dir, step);
+void commit_checkpoint(const fs::path& dir, const CheckpointInfo& info, int ranks) {
+  const fs::path from = unfinished(dir, info.step);
   if (ranks < 1) fail(from.string(), "a checkpoint of " + number(ranks) + " ranks");
-  const std::set<std::string> wanted = files_of(ranks);
+  std::set<std::string> wanted = files_of(ranks);
+  wanted.erase(kIndexName);
   std::set<std::string> found = names_in(from);
   for (const std::string& name : wanted) {
     std::error_code error;
@@ -229,14 +224,16 @@ void commit_checkpoint(const fs::path& dir, std::int64_t step, int ranks) {
     }
     found.erase(name);
   }
+  found.erase(kIndexName);                 // of a commit that failed: it is written again
   for (const std::string& name : found) {  // a writer that was killed leaves its temporary file
     if (!is_temporary(name))
       fail((from / name).string(), "it does not belong to a checkpoint of " + number(ranks) + " ranks");
     remove_tree(from / name);
   }
+  write_index(from / kIndexName, index_of(from, info, ranks));
   sync_folder(from);
-  const NextLatest next(dir, step);
-  replace_folder(dir, from, dir / folder_name(step));
+  const NextLatest next(dir, info.step);
+  replace_folder(dir, from, dir / folder_name(info.step));
   next.publish();
   sync_folder(dir);
 }
@@ -251,35 +248,13 @@ std::optional<std::int64_t> latest_checkpoint(const fs::path& dir, std::vector<s
   }
   for (const std::int64_t step : steps) {
     try {
-      check_checkpoint(dir / folder_name(step), step);
+      Checkpoint(dir, step).check();
       return step;
     } catch (const UsageError& e) {
       if (passed_over != nullptr) passed_over->push_back(e.what());
     }
   }
   return std::nullopt;
-}
-
-TrainingSnapshot load_checkpoint(const fs::path& dir, std::int64_t step, int rank, int size) {
-  const fs::path folder = dir / folder_name(step);
-  if (size < 1 || rank < 0 || rank >= size) {
-    fail(folder.string(), "there is no rank " + number(rank) + " of " + number(size) + " to load it");
-  }
-  TrainingSnapshot out = read_shared_file(folder / kSharedFile, step);
-  if (out.state.size == size) {
-    out.state = read_rank_file(folder / rank_name(rank, size), out, rank);
-    return out;
-  }
-  const int saved = out.state.size;
-  std::vector<StateSnapshot> states;
-  states.reserve(static_cast<std::size_t>(saved));
-  for (int r = 0; r < saved; ++r) states.push_back(read_rank_file(folder / rank_name(r, saved), out, r));
-  try {
-    out.state = std::move(reshard(states, size)[static_cast<std::size_t>(rank)]);
-  } catch (const UsageError& e) {
-    fail(folder.string(), e.what());
-  }
-  return out;
 }
 
 void keep_last(const fs::path& dir, int n) {
@@ -295,6 +270,75 @@ void keep_last(const fs::path& dir, int n) {
     remove_tree(old);
     give_name(folder, old);
     remove_tree(old);
+  }
+}
+
+Checkpoint::Checkpoint(const fs::path& dir, std::int64_t step) : folder_(dir / folder_name(step)) {
+  std::error_code error;
+  if (fs::exists(folder_ / kSharedFile, error) && !fs::exists(folder_ / kIndexName, error)) {
+    fail(folder_.string(),
+         "it is a checkpoint of version 1, this weft reads version 2: finish that run with the weft that "
+         "wrote it, or begin it anew");
+  }
+  index_ = read_index(folder_ / kIndexName, step);
+  std::vector<std::vector<RowLine>> rows;
+  for (const CheckpointIndex::File& file : index_.files)
+    rows.push_back(lines_of(file.lines, (folder_ / kIndexName).string()));
+  check_whole(folder_, rows);
+  for (std::size_t f = 0; f < rows.size(); ++f) {
+    for (RowLine& line : rows[f]) {
+      if (line.held == RowLine::Held::told) continue;
+      rows_.push_back({line.row, line.held == RowLine::Held::zeros});
+      places_.push_back({f, std::move(line)});
+    }
+  }
+  files_.resize(index_.files.size());
+}
+
+const ShardsFile& Checkpoint::file(std::size_t i) const {
+  if (files_[i] == nullptr) {
+    if (num_open_ == kMostOpen) {
+      for (std::unique_ptr<ShardsFile>& each : files_) each.reset();
+      num_open_ = 0;
+    }
+    const fs::path path = folder_ / index_.files[i].name;
+    auto opened = std::make_unique<ShardsFile>(path, index_.info, static_cast<int>(i), ranks());
+    if (opened->checksum() != index_.files[i].checksum || opened->lines() != index_.files[i].lines)
+      fail(path.string(), "it is not the file that the index was made of");
+    files_[i] = std::move(opened);
+    ++num_open_;
+  }
+  return *files_[i];
+}
+
+std::span<const std::byte> Checkpoint::piece(std::size_t row, std::size_t index) const {
+  if (piece_of_ == std::pair(row, index)) return piece_;
+  piece_of_.reset();
+  piece_.resize(std::min(kPieceBytes, rows_[row].row.num_bytes() - index * kPieceBytes));
+  file(places_[row].file).read_piece(places_[row].line, index, piece_);
+  piece_of_ = {row, index};
+  return piece_;
+}
+
+void Checkpoint::read(std::size_t row, std::size_t first, std::span<std::byte> into) const {
+  while (!into.empty()) {
+    const std::span<const std::byte> from = piece(row, first / kPieceBytes).subspan(first % kPieceBytes);
+    const std::size_t count = std::min(from.size(), into.size());
+    std::memcpy(into.data(), from.data(), count);
+    into = into.subspan(count);
+    first += count;
+  }
+}
+
+void Checkpoint::check() const {
+  for (std::size_t f = 0; f < files_.size(); ++f) file(f);
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    if (rows_[i].zeros) continue;
+    for (std::size_t at = 0; at < rows_[i].row.num_bytes(); at += kPieceBytes) {
+      if (all_finite(rows_[i].row.dtype, piece(i, at / kPieceBytes))) continue;
+      fail((folder_ / index_.files[places_[i].file].name).string(),
+           describe(rows_[i].row.key) + " has a value that is not finite");
+    }
   }
 }
 

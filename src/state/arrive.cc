@@ -1,0 +1,159 @@
+// What a row has after a move to another layout: the four rules of rows.h, for snapshots and files alike.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "state/rows.h"
+#include "weft/error.h"
+
+namespace weft {
+
+namespace {
+
+[[noreturn]] void refuse(const StateSource& source, const std::string& what) {
+  throw UsageError(source.where() + ": " + what);
+}
+
+std::string number(std::int64_t n) { return std::to_string(n); }
+
+void check_type(const StateRow& wanted, const StateRow& saved, const StateSource& source) {
+  if (saved.dtype == wanted.dtype && saved.rule == wanted.rule) return;
+  refuse(source, describe(wanted.key) + " was saved as " + std::string(name_of(saved.dtype)) + " (" +
+                     std::string(name_of(saved.rule)) + "), here it is " +
+                     std::string(name_of(wanted.dtype)) + " (" + std::string(name_of(wanted.rule)) + ")");
+}
+
+void check_shape(const StateRow& wanted, const StateRow& saved, const StateSource& source) {
+  if (saved.shard.shape == wanted.shard.shape) return;
+  const std::int64_t before = saved.shard.tensor_elements();
+  const std::int64_t here = wanted.shard.tensor_elements();
+  if (before != here) {
+    refuse(source, describe(wanted.key) + " has " + number(before) + " elements in the snapshot and " +
+                       number(here) + " here");
+  }
+  refuse(source, describe(wanted.key) + " has the shape " + text_of(Shard::whole(saved.shard.shape)) +
+                     " in the snapshot and " + text_of(Shard::whole(wanted.shard.shape)) + " here");
+}
+
+// Of the shards in `saved`, each box once (replicas have it more than once).
+std::vector<std::size_t> distinct(const StateSource& source, std::span<const std::size_t> saved) {
+  std::vector<std::size_t> out;
+  for (const std::size_t i : saved) {
+    const Shard& mine = source.rows()[i].row.shard;
+    const auto is_mine = [&](std::size_t j) { return source.rows()[j].row.shard == mine; };
+    if (std::none_of(out.begin(), out.end(), is_mine)) out.push_back(i);
+  }
+  return out;
+}
+
+// The values of the wanted shard; empty: zeros. Every element must come from exactly one box.
+std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
+                            std::span<const std::size_t> saved) {
+  std::vector<std::size_t> needed;
+  std::int64_t filled = 0;
+  bool zeros = true;
+  for (const std::size_t i : saved) {
+    const Shard& box = source.rows()[i].row.shard;
+    const std::int64_t common = common_elements(box, wanted.shard);
+    if (common == 0) continue;
+    for (const std::size_t j : needed) {
+      if (common_elements(box, source.rows()[j].row.shard) > 0) {
+        refuse(source, "two shards of " + describe(wanted.key) + " overlap: " + text_of(box) + " and " +
+                           text_of(source.rows()[j].row.shard));
+      }
+    }
+    filled += common;
+    zeros = zeros && source.rows()[i].zeros;
+    needed.push_back(i);
+  }
+  if (filled != wanted.shard.num_elements()) {
+    refuse(source, number(wanted.shard.num_elements() - filled) + " of the " +
+                       number(wanted.shard.num_elements()) + " elements of " + describe(wanted.key) + " (" +
+                       text_of(wanted.shard) + ") are missing");
+  }
+  std::vector<std::byte> out;
+  if (zeros) return out;
+  out.resize(wanted.num_bytes());
+  const auto width = static_cast<std::int64_t>(size_of(wanted.dtype));
+  for (const std::size_t i : needed) {
+    if (source.rows()[i].zeros) continue;
+    const auto copy = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+      source.read(i, static_cast<std::size_t>(from * width),
+                  std::span(out).subspan(static_cast<std::size_t>(to * width),
+                                         static_cast<std::size_t>(count * width)));
+    };
+    for_each_run(source.rows()[i].row.shard, wanted.shard, copy);
+  }
+  return out;
+}
+
+template <class T>
+void add(std::vector<std::byte>& into, const std::vector<std::byte>& more) {
+  T* const sums = reinterpret_cast<T*>(into.data());
+  const T* const summands = reinterpret_cast<const T*>(more.data());
+  for (std::size_t i = 0; i < into.size() / sizeof(T); ++i) sums[i] += summands[i];
+}
+
+// The first summand is copied, not added to zeros: its bits stay.
+std::vector<std::byte> merge(const StateRow& wanted, const StateSource& source,
+                             std::span<const std::size_t> saved) {
+  const int before = source.rows()[saved[0]].row.peers.size;
+  std::vector<std::byte> sum;
+  for (int r = wanted.peers.rank; r < before; r += wanted.peers.size) {
+    std::vector<std::size_t> of_peer;
+    for (const std::size_t i : saved) {
+      if (source.rows()[i].row.peers.rank == r) of_peer.push_back(i);
+    }
+    if (of_peer.empty() && wanted.shard.num_elements() > 0) {
+      refuse(source,
+             describe(wanted.key) + " of rank " + number(r) + " of " + number(before) + " is missing");
+    }
+    std::vector<std::byte> summand = fill(wanted, source, of_peer);
+    if (sum.empty()) {
+      sum = std::move(summand);
+    } else if (!summand.empty()) {
+      wanted.dtype == DType::float32 ? add<float>(sum, summand) : add<double>(sum, summand);
+    }
+  }
+  return sum;
+}
+
+Arrived copy_of(const StateSource& source, std::size_t i) {
+  const StateSource::Saved& saved = source.rows()[i];
+  Arrived out{.any = true, .shard = saved.row.shard, .bytes = {}};
+  if (saved.zeros) return out;
+  out.bytes.resize(saved.row.num_bytes());
+  source.read(i, 0, out.bytes);
+  return out;
+}
+
+}  // namespace
+
+Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved) {
+  const bool cut = wanted.rule == LayoutRule::sum || wanted.rule == LayoutRule::moves;
+  for (const std::size_t i : saved) {
+    const StateRow& row = source.rows()[i].row;
+    check_type(wanted, row, source);
+    if (cut) check_shape(wanted, row, source);
+    if (wanted.rule == LayoutRule::sum && row.peers.size != source.rows()[saved[0]].row.peers.size) {
+      refuse(source, describe(wanted.key) + " is of " + number(row.peers.size) + " and of " +
+                         number(source.rows()[saved[0]].row.peers.size) + " ranks");
+    }
+  }
+  switch (wanted.rule) {
+    case LayoutRule::sum:
+      return {.any = true, .shard = wanted.shard, .bytes = merge(wanted, source, saved)};
+    case LayoutRule::moves:
+      return {.any = true, .shard = wanted.shard, .bytes = fill(wanted, source, distinct(source, saved))};
+    case LayoutRule::same:
+      return copy_of(source, saved[0]);
+    case LayoutRule::restart:
+      break;
+  }
+  for (const std::size_t i : saved) {
+    if (source.rows()[i].row.peers == wanted.peers) return copy_of(source, i);
+  }
+  return {};
+}
+
+}  // namespace weft
