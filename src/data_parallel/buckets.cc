@@ -25,6 +25,10 @@ BucketPlan::BucketPlan(std::vector<ParameterInfo> parameters, const BucketOption
     throw UsageError("buckets: bucket_bytes must hold an element, not " +
                      std::to_string(options.bucket_bytes));
   }
+  for (const std::string& name : options.stay_dense) {
+    if (std::ranges::find(parameters_, name, &ParameterInfo::name) == parameters_.end())
+      throw UsageError("buckets: '" + name + "' is to stay dense, and there is no such parameter");
+  }
   for (const ParameterInfo& p : parameters_) {
     if (p.name.empty()) throw UsageError("buckets: a parameter has no name");
     if (p.count < 0) throw UsageError("buckets: parameter '" + p.name + "' has a negative count");
@@ -53,7 +57,8 @@ void BucketPlan::fill(std::span<const int> order, const BucketOptions& options) 
   Open open[2];
   for (const int p : order) {
     const std::int64_t count = parameter(p).count;
-    const bool dense = count < options.dense_below;
+    const bool dense = count < options.dense_below ||
+                       std::ranges::find(options.stay_dense, parameter(p).name) != options.stay_dense.end();
     Open& mine = open[dense ? 1 : 0];
     // (A bucket that holds a larger parameter is above `most` already, and takes no other.)
     if (mine.bucket < 0 || bucket(mine.bucket).count + count > most) {

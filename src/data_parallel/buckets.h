@@ -30,7 +30,9 @@ struct ParameterInfo {
 struct BucketOptions {
   // affects results
   std::size_t bucket_bytes = std::size_t{4} << 20;
-  std::int64_t dense_below = 1024;  // 0: nothing stays dense
+  std::int64_t dense_below = 1024;  // 0: nothing stays dense for its size
+  // Parameters that stay dense whatever their size: where compression cannot pay (planner/choose.h).
+  std::vector<std::string> stay_dense;
 };
 
 // A parameter inside its bucket: elements [first, first + count of the parameter).

@@ -92,6 +92,25 @@ constexpr SchemeKnob kKnobs[] = {
      .set = [](SchemeOptions& o, std::string_view text) { o.quotas = quota_kind_of(text); },
      .text = [](const SchemeOptions& o) { return std::string(name_of(o.quotas)); },
      .is_text = true},
+    {.name = "stay-dense",
+     .help = "parameters that are never compressed, between commas; auto finds them",
+     .applies = selects,
+     .set =
+         [](SchemeOptions& o, std::string_view text) {
+           o.buckets.stay_dense.clear();
+           while (!text.empty()) {
+             const std::size_t comma = std::min(text.find(','), text.size());
+             if (comma > 0) o.buckets.stay_dense.emplace_back(text.substr(0, comma));
+             text.remove_prefix(std::min(comma + 1, text.size()));
+           }
+         },
+     .text =
+         [](const SchemeOptions& o) {
+           std::string out;
+           for (const std::string& name : o.buckets.stay_dense) out += (out.empty() ? "" : ",") + name;
+           return out;
+         },
+     .is_text = true},
     {.name = "teams",
      .help = "spardl: a divisor of the ranks; 0: by the cost model",
      .applies = takes_teams,

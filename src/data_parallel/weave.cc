@@ -124,6 +124,10 @@ std::string DataParallel::why_of(int b) const {
   const Bucket& bucket = plan_.bucket(b);
   const Scheme& taken = find_scheme(runs_[static_cast<std::size_t>(b)]->options.algorithm);
   if (taken.name == scheme_.name) return "asked for";
+  const std::vector<std::string>& stays = options_.scheme.buckets.stay_dense;
+  const std::string& first = plan_.parameter(bucket.pieces.front().parameter).name;
+  if (bucket.dense && std::ranges::find(stays, first) != stays.end())
+    return "stays dense: compression cannot pay for it on this link";
   if (bucket.dense) {
     return "stays dense: parameters of fewer than " + std::to_string(options_.scheme.buckets.dense_below) +
            " elements are not worth selecting from";

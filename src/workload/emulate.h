@@ -90,6 +90,10 @@ int pool_workers(const Config& config, int ranks);
 
 struct SimulationOptions {
   int ranks = 1;
+  // Every element stands for so many, so that a thousand ranks fit into memory: tensors, buckets and what
+  // stays dense shrink by it, bytes and computation count that much more. Not for low rank, whose bytes do
+  // not follow the number of elements.
+  int byte_scale = 1;
   EmulatedLink link;  // 0 bytes per second: no limit
   SimulatedCosts costs;
   Config config = {};

@@ -78,7 +78,7 @@ class SimulatedRank final : public Driver {
   double copy_seconds(int tensor) const {
     const BucketPlan& plan = strategies_.parallel.plan();
     if (plan.bucket(plan.bucket_of(tensor)).pieces.size() == 1) return 0;
-    return job_.costs.kernels.copy_byte * sizeof(float) * static_cast<double>(plan.parameter(tensor).count);
+    return engine_.endpoint().kernels().copy_byte * sizeof(float) * static_cast<double>(plan.parameter(tensor).count);
   }
 
   Engine& engine_;
@@ -155,7 +155,37 @@ Task<void> SimulatedRank::run(Comm comm, SimulatedRank* me) {
   }
 }
 
+// The outline with every tensor shrunk; matrices lose rows.
+Outline shrunk(Outline outline, int scale) {
+  if (scale == 1) return outline;
+  outline.parameters = 0;
+  outline.tables.clear();
+  for (OutlineTensor& tensor : outline.tensors) {
+    if (tensor.rows > 0) {
+      tensor.rows = std::max<std::int64_t>(1, tensor.rows / scale);
+      tensor.length = tensor.rows * tensor.columns;
+    } else {
+      tensor.length = std::max<std::int64_t>(1, tensor.length / scale);
+    }
+    outline.parameters += tensor.length;
+  }
+  return outline;
+}
+
+EmulationOptions shrunk(EmulationOptions options, int scale) {
+  if (scale == 1) return options;
+  if (find_scheme(options.parallel.scheme.name).low_rank)
+    throw UsageError("a byte scale is for schemes whose bytes follow the number of elements, not for '" +
+                     options.parallel.scheme.name + "'");
+  BucketOptions& buckets = options.parallel.scheme.buckets;
+  buckets.bucket_bytes = std::max<std::size_t>(sizeof(float), buckets.bucket_bytes / static_cast<std::size_t>(scale));
+  buckets.dense_below /= scale;
+  options.windows = nullptr;
+  return options;
+}
+
 SimRanksOptions sim_options(const SimulationOptions& simulation) {
+  if (simulation.byte_scale < 1) throw UsageError("a byte scale is at least 1");
   if (simulation.ranks < 1) throw UsageError("a simulated run has at least one rank");
   if (!(simulation.link.bytes_per_second >= 0) || !(simulation.link.scale_up_bytes_per_second >= 0))
     throw UsageError("a simulated link has a rate of bytes per second, or 0 for none");
@@ -164,6 +194,7 @@ SimRanksOptions sim_options(const SimulationOptions& simulation) {
   link.ranks = simulation.ranks;
   link.latency_seconds = simulation.link.latency_seconds;
   link.nodes = simulation.link.nodes;
+  link.byte_scale = simulation.byte_scale;
   if (simulation.link.bytes_per_second > 0) link.bytes_per_second = simulation.link.bytes_per_second;
   if (simulation.link.scale_up_bytes_per_second > 0)
     link.scale_up_bytes_per_second = simulation.link.scale_up_bytes_per_second;
@@ -183,16 +214,23 @@ void check(const SimulatedCosts& costs) {
 
 }  // namespace
 
-std::vector<EmulatedSteps> simulate_ranks(const Outline& outline, const EmulationOptions& options,
+std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationOptions& given,
                                           const SimulationOptions& simulation) {
-  check(outline);
-  check(options);
+  check(whole);
+  check(given);
   check(simulation.costs);
   SimRanks ranks(sim_options(simulation));
+  const Outline outline = shrunk(whole, simulation.byte_scale);
+  const EmulationOptions options = shrunk(given, simulation.byte_scale);
   SimulatedJob job(outline, options, simulation);
   std::vector<std::unique_ptr<SimulatedRank>> all;
   for (int r = 0; r < simulation.ranks; ++r) {
-    if (options.planned_link) ranks.engine(r).endpoint().set_cost(*options.planned_link);
+    if (options.planned_link) {
+      LinkCost planned = *options.planned_link;
+      planned.seconds_per_byte *= simulation.byte_scale;
+      planned.fold_seconds_per_byte *= simulation.byte_scale;
+      ranks.engine(r).endpoint().set_cost(planned);
+    }
     all.push_back(std::make_unique<SimulatedRank>(ranks.engine(r), ranks.workers(r), job));
   }
   std::vector<EmulatedSteps> out;
@@ -200,7 +238,11 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& outline, const Emulatio
     ranks.run({.name = "training steps"}, [&all](Comm comm, int r) {
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());
     });
-    for (const std::unique_ptr<SimulatedRank>& rank : all) out.push_back(rank->take());
+    for (const std::unique_ptr<SimulatedRank>& rank : all) {
+      out.push_back(rank->take());
+      for (double& bytes : out.back().wire_bytes) bytes *= simulation.byte_scale;
+      out.back().formula_bytes *= simulation.byte_scale;
+    }
   } catch (...) {
     // Operations end before the memory that they use does.
     for (int r = 0; r < simulation.ranks; ++r) ranks.engine(r).shut_down(std::current_exception());

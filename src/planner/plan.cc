@@ -1,0 +1,102 @@
+#include "planner/plan.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/median.h"
+#include "workload/job_steps.h"
+#include "workload/step_parts.h"
+#include "world/sim_ranks.h"
+
+namespace weft {
+
+namespace {
+
+constexpr std::int64_t kSettle = 3, kSteps = 4;  // walked before, and looked at
+
+double step_of(const std::vector<EmulatedSteps>& ranks) { return median(job_steps(seconds_of(ranks))); }
+
+std::vector<EmulatedSteps> walk(const Outline& outline, EmulationOptions emulation,
+                                const SimulationOptions& simulation) {
+  emulation.warmup = kSettle;
+  emulation.steps = kSteps;
+  emulation.before_step = nullptr;
+  emulation.settles_after = nullptr;
+  return simulate_ranks(outline, emulation, simulation);
+}
+
+std::string_view verb_of(Move::Kind kind) {
+  switch (kind) {
+    case Move::Kind::compute: return "compute";
+    case Move::Kind::announce: return "announce";
+    case Move::Kind::start: return "start";
+    case Move::Kind::wait: return "wait";
+  }
+  return "";
+}
+
+std::string step_text(int offset) {
+  if (offset == 0) return "step n";
+  return offset > 0 ? "step n-" + std::to_string(offset) : "step n+" + std::to_string(-offset);
+}
+
+}  // namespace
+
+Prediction predict(const Outline& outline, const EmulationOptions& emulation,
+                   const SimulationOptions& simulation) {
+  const std::vector<EmulatedSteps> ranks = walk(outline, emulation, simulation);
+  SimulationOptions unlimited = simulation;
+  unlimited.link = {};
+  Prediction out;
+  out.step_seconds = step_of(ranks);
+  out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
+  out.compute_seconds = compute_seconds(outline);
+  for (const EmulatedSteps& rank : ranks)
+    out.busiest_port_bytes = std::max(out.busiest_port_bytes, median(rank.wire_bytes));
+  return out;
+}
+
+Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
+               const SimulationOptions& simulation) {
+  Plan out;
+  {
+    SimRanksOptions options;
+    options.sim.link.ranks = simulation.ranks;
+    SimRanks ranks(options);
+    Engine& engine = ranks.engine(0);
+    if (emulation.planned_link) engine.endpoint().set_cost(*emulation.planned_link);
+    EmulatedStrategies strategies(engine, engine.world(), outline, emulation);
+    out.rows = strategies.all.rows();
+    out.shape = strategies.all.shape();
+    out.tables = strategies.all.tables(1);
+    out.why_updates_wait = strategies.all.why_updates_wait();
+    // The comparison of plans has begun, and nobody answers it.
+    engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
+  }
+  out.prediction = predict(outline, emulation, simulation);
+  return out;
+}
+
+std::string text_of(const Plan& plan, Phase phase) {
+  const Table& table = phase == Phase::first    ? plan.tables.first
+                       : phase == Phase::steady ? plan.tables.steady
+                                                : plan.tables.settle;
+  std::string out;
+  for (const Move& move : table.moves) {
+    char line[160];
+    const std::string_view verb = verb_of(move.kind);
+    if (move.kind == Move::Kind::compute) {
+      std::snprintf(line, sizeof line, "  %-9.*s%s\n", static_cast<int>(verb.size()), verb.data(),
+                    plan.shape.title(move.piece).c_str());
+    } else {
+      const Exchange& exchange = plan.tables.exchanges[static_cast<std::size_t>(move.exchange)];
+      std::snprintf(line, sizeof line, "  %-9.*s%-70.70s %-9s %s%s\n", static_cast<int>(verb.size()), verb.data(),
+                    exchange.name.c_str(), step_text(move.offset).c_str(),
+                    std::string(name_of(exchange.traffic)).c_str(), move.inside ? ", as soon as it is ready" : "");
+    }
+    out += line;
+  }
+  return out;
+}
+
+}  // namespace weft

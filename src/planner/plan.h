@@ -1,0 +1,44 @@
+// The plan of a training step, and what it predicts: rows, tables, seconds and bytes, without training.
+//
+// The prediction is a walk of the very tables that are trained with, in virtual time (workload/simulate.cc):
+// blocks take the seconds of the outline (measured, or from FLOPs), messages those of the link, selection and
+// coding those of the kernels. Some steps are walked, because quotas and thresholds settle in the first ones.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "step/move.h"
+#include "step/plan.h"
+#include "step/shape.h"
+#include "workload/emulate.h"
+
+namespace weft {
+
+struct Prediction {
+  double step_seconds = 0;        // of the job: median
+  double exposed_seconds = 0;     // of them, that the same step takes less on a link without limits
+  double compute_seconds = 0;     // of the model, by the outline
+  double busiest_port_bytes = 0;  // payload that the busiest rank sends in a step
+};
+
+struct Plan {
+  std::vector<PlanRow> rows;
+  ModelShape shape;
+  Tables tables;  // of a rank: all ranks have the same
+  std::string why_updates_wait;
+  Prediction prediction;
+};
+
+// Throws UsageError for what cannot be planned. `emulation`: scheme, buckets, clipping and the link by which
+// algorithms are chosen; its steps are not used.
+Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
+               const SimulationOptions& simulation);
+// The prediction alone.
+Prediction predict(const Outline& outline, const EmulationOptions& emulation,
+                   const SimulationOptions& simulation);
+
+// "wait     gradients of bucket 3 from ...     step n-1   gradient", a line a move.
+std::string text_of(const Plan& plan, Phase phase);
+
+}  // namespace weft
