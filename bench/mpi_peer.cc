@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/statistics.h"
 #include "base/units.h"
 #include "cli/sizes.h"
 
@@ -186,18 +187,18 @@ void measure(const Arguments& arguments, std::size_t bytes) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (rank != 0) return;
-  const double median = weft::median_of(times);
+  const double middle = weft::median(times);
   const double p99 = weft::quantile(times, 0.99);
   if (arguments.json) {
     std::printf(
         "{\"family\":\"%s\",\"transport\":\"Open "
         "MPI\",\"ranks\":%d,\"dtype\":\"%s\",\"bytes\":%zu,\"iterations\":%d,"
         "\"seconds_median\":%.9g,\"seconds_p99\":%.9g,\"correct\":%s}\n",
-        arguments.family.c_str(), size, arguments.type.name, bytes, iterations, median, p99,
+        arguments.family.c_str(), size, arguments.type.name, bytes, iterations, middle, p99,
         correct ? "true" : "false");
   } else {
     std::printf("%s, %d ranks, %zu bytes: median %.6f s, p99 %.6f s over %d iterations, %s\n",
-                arguments.family.c_str(), size, bytes, median, p99, iterations,
+                arguments.family.c_str(), size, bytes, middle, p99, iterations,
                 correct ? "correct" : "WRONG");
   }
   std::fflush(stdout);

@@ -16,7 +16,7 @@
 #include <cstdio>
 
 #include "bench_sparse.h"
-#include "text.h"
+#include "measure/text.h"
 #include "weft/collective.h"
 #include "weft/error.h"
 #include "weft/random.h"

@@ -5,8 +5,8 @@
 #include <memory>
 #include <thread>
 
+#include "base/statistics.h"
 #include "bench_run.h"
-#include "sizes.h"
 #include "transports/bare_rank.h"
 #include "transports/threads.h"
 
@@ -99,7 +99,7 @@ std::vector<std::vector<double>> run_bare(int batches) {
 double per_operation(const std::vector<std::vector<double>>& times) {
   std::vector<double> slower;
   for (std::size_t i = 0; i < times[0].size(); ++i) slower.push_back(std::max(times[0][i], times[1][i]));
-  return median_of(slower) / kInFlight;
+  return median(slower) / kInFlight;
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <thread>
 
+#include "base/statistics.h"
 #include "bench_run.h"
 #include "gradients.h"
-#include "sizes.h"
 #include "world/sim_ranks.h"
 
 namespace weft::cli {
@@ -96,10 +96,10 @@ std::vector<double> simulated(const BenchOptions& options, const Case& c, bool l
 }
 
 void print(const BenchOptions& options, const Case& c, const Findings& f, int iterations, Report& report) {
-  const double idle = median_of(f.idle);
-  const double priority = median_of(f.priority);
+  const double idle = median(f.idle);
+  const double priority = median(f.priority);
   const bool has_fifo = !f.fifo.empty();
-  const double fifo = has_fifo ? median_of(f.fifo) : 0;
+  const double fifo = has_fifo ? median(f.fifo) : 0;
   const Json row = {
       {"family", "priority"},
       {"algorithm", c.algorithm->name},

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "sizes.h"
+#include "base/statistics.h"
 
 namespace weft::cli {
 
@@ -65,7 +65,7 @@ const MpiBest* Report::mpi_for(const Case& c) const {
 }
 
 Json Report::object(const Case& c, const Measurement& m) const {
-  const double median = median_of(m.seconds);
+  const double middle = median(m.seconds);
   Shape shape = c.shape;
   shape.micro_op_bytes = m.micro_op_bytes;
   const std::optional<double> ideal = ideal_seconds(options_, c);
@@ -83,10 +83,10 @@ Json Report::object(const Case& c, const Measurement& m) const {
       {"bytes", c.bytes},
       {"byte_scale", scale},
       {"iterations", m.seconds.size()},
-      {"seconds_median", median},
+      {"seconds_median", middle},
       {"seconds_p99", quantile(m.seconds, 0.99)},
-      {"algbw_bytes_per_second", median > 0 ? algorithm_bytes(c) / median : 0},
-      {"busbw_bytes_per_second", median > 0 ? algorithm_bytes(c) * bus_factor(c) / median : 0},
+      {"algbw_bytes_per_second", middle > 0 ? algorithm_bytes(c) / middle : 0},
+      {"busbw_bytes_per_second", middle > 0 ? algorithm_bytes(c) * bus_factor(c) / middle : 0},
       {"wire_bytes_per_rank", scaled(m.wire_bytes, scale)},
       {"formula_bytes_per_rank", scaled(m.algorithm->bytes(shape), scale)},
       {"rounds", m.rounds},
@@ -95,12 +95,12 @@ Json Report::object(const Case& c, const Measurement& m) const {
       {"link_bytes_per_second", options_.link ? Json(options_.link->bytes_per_second) : Json(nullptr)},
       {"latency_seconds", options_.link ? Json(options_.link->latency_seconds) : Json(nullptr)},
       {"ideal_seconds", or_null(ideal)},
-      {"efficiency", ideal && median > 0 ? Json(*ideal / median) : Json(nullptr)},
+      {"efficiency", ideal && middle > 0 ? Json(*ideal / middle) : Json(nullptr)},
       {"correct", m.correct}};
   if (const MpiBest* mpi = mpi_for(c)) {
     row["mpi_seconds_median"] = mpi->seconds_median;
     row["mpi_algorithm"] = mpi->algorithm;
-    row["speed_over_mpi"] = mpi->seconds_median / median;
+    row["speed_over_mpi"] = mpi->seconds_median / middle;
   }
   return row;
 }

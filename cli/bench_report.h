@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench_case.h"
-#include "text.h"
+#include "measure/text.h"
 
 namespace weft::cli {
 

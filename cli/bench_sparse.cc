@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/statistics.h"
 #include "data_parallel/formula.h"
-#include "sizes.h"
-#include "text.h"
+#include "measure/text.h"
 #include "weft/error.h"
 
 namespace weft::cli {
@@ -118,16 +118,16 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
 
 // Equal, or below the bound where it is one. Of the median; oktopk exceeds its bound until it has settled.
 bool bytes_as_formula(const BenchOptions& options, const SparseMeasured& m) {
-  const double sent = median_of(m.bytes), formula = median_of(m.formula_bytes);
+  const double sent = median(m.bytes), formula = median(m.formula_bytes);
   return m.formula.is_exact(options.sparse.codec) ? sent == formula : sent <= formula;
 }
 
 Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
   const double scale = options.byte_scale;
-  const double median = median_of(m.seconds);
+  const double middle = median(m.seconds);
   const auto scaled = [scale](double x) { return std::llround(x * scale); };
   const double bytes = 4 * static_cast<double>(options.sparse.length);
-  const double wire_bytes = median_of(m.bytes);
+  const double wire_bytes = median(m.bytes);
   double mean = 0;
   for (const double b : m.bytes) mean += b / static_cast<double>(m.bytes.size());
   const std::optional<LinkSpec>& link = options.link ? options.link : options.ideal;
@@ -139,15 +139,15 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
   Json row = call_fields(options, c, m);
   const Json measured = {
       {"iterations", m.seconds.size()},
-      {"seconds_median", median},
+      {"seconds_median", middle},
       {"seconds_p99", quantile(m.seconds, 0.99)},
-      {"select_seconds", m.select.empty() ? Json(nullptr) : Json(median_of(m.select))},
-      {"wire_seconds", median_of(m.wire)},
-      {"algbw_bytes_per_second", median > 0 ? bytes / median : 0},
-      {"busbw_bytes_per_second", median > 0 ? bytes / median * 2 * (options.ranks - 1) / options.ranks : 0},
+      {"select_seconds", m.select.empty() ? Json(nullptr) : Json(median(m.select))},
+      {"wire_seconds", median(m.wire)},
+      {"algbw_bytes_per_second", middle > 0 ? bytes / middle : 0},
+      {"busbw_bytes_per_second", middle > 0 ? bytes / middle * 2 * (options.ranks - 1) / options.ranks : 0},
       {"wire_bytes_per_rank", scaled(wire_bytes)},
       {"wire_bytes_mean", mean * scale},
-      {"formula_bytes_per_rank", scaled(median_of(m.formula_bytes))},
+      {"formula_bytes_per_rank", scaled(median(m.formula_bytes))},
       {"formula_is_bound", !m.formula.is_exact(options.sparse.codec)},
       {"bytes_as_formula", bytes_as_formula(options, m)},
       {"rounds", m.rounds},
@@ -156,7 +156,7 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
       {"link_bytes_per_second", options.link ? Json(options.link->bytes_per_second) : Json(nullptr)},
       {"latency_seconds", options.link ? Json(options.link->latency_seconds) : Json(nullptr)},
       {"ideal_seconds", has_ideal ? Json(ideal) : Json(nullptr)},
-      {"efficiency", has_ideal && median > 0 ? Json(ideal / median) : Json(nullptr)},
+      {"efficiency", has_ideal && middle > 0 ? Json(ideal / middle) : Json(nullptr)},
       {"entries_out", scaled(m.entries_out)},
       {"bytes_per_entry", m.bytes_per_entry},
       {"captured_energy", worth(&SparseWorth::captured_energy)},

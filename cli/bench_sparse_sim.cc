@@ -3,8 +3,8 @@
 #include <cmath>
 #include <deque>
 
+#include "base/statistics.h"
 #include "bench_sparse.h"
-#include "sizes.h"
 
 namespace weft::cli {
 
@@ -125,7 +125,7 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
     if (committed && !put_in.empty()) job.weigh_step(put_in, m);
   }
   m.wire = m.seconds;
-  m.rounds = static_cast<int>(median_of(rounds));
+  m.rounds = static_cast<int>(median(rounds));
   m.entries_out = static_cast<double>(job.vectors[0].num_entries());
   double entries = 0, bytes = 0;
   for (const SparseVector& vector : job.vectors) {

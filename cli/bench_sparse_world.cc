@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/statistics.h"
 #include "bench_sparse.h"
 #include "message_log.h"
-#include "sizes.h"
 #include "weft/collective.h"
 
 namespace weft::cli {
@@ -247,7 +247,7 @@ class SparseRank {
     m.correct = signs.back() == 0;
     for (std::size_t i = 0; i < hashes_.size(); ++i)
       m.correct = m.correct && signs[i] == -signs[hashes_.size() + i];
-    m.rounds = static_cast<int>(median_of(rounds_));
+    m.rounds = static_cast<int>(median(rounds_));
     m.entries_out = entries_out_;
     m.bytes_per_entry = sent_[0] > 0 ? sent_[1] / sent_[0] : 0;
     m.worth = worth_;

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "bench_run.h"
-#include "sizes.h"
 #include "weft/error.h"
 #include "weft/trace.h"
 #include "world/placement.h"

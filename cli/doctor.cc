@@ -18,10 +18,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/statistics.h"
 #include "launcher.h"
+#include "measure/text.h"
 #include "process.h"
-#include "sizes.h"
-#include "text.h"
 #include "verbs.h"
 #include "weft/error.h"
 #include "weft/world.h"
@@ -183,7 +183,7 @@ Task<void> ping_pong(Comm comm, int rounds, double& one_way) {
     }
     times.push_back(seconds(comm.now() - start) / 2);
   }
-  one_way = median_of(times);
+  one_way = median(times);
 }
 
 double ping_pong(World& world) {

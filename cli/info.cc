@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "collectives/registry.h"
-#include "text.h"
+#include "measure/text.h"
 #include "verbs.h"
 #include "weft/config.h"
 #include "wire/crc32c.h"

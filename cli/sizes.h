@@ -1,10 +1,8 @@
-// Sizes as `--bytes` takes them, and the two figures that every series of times is reduced to. Shared with
-// bench/mpi_peer.cc.
+// Sizes as `--bytes` takes them. Shared with bench/mpi_peer.cc.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,14 +28,5 @@ inline std::vector<std::size_t> parse_sizes(std::string_view text) {
   }
   return sizes;
 }
-
-// The smallest value that at least this share of the values does not exceed. REQUIRES: values; 0 < share
-// <= 1.
-inline double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  const double position = std::ceil(share * static_cast<double>(values.size())) - 1;
-  return values[static_cast<std::size_t>(std::max(0.0, position))];
-}
-inline double median_of(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
 }  // namespace weft

@@ -9,12 +9,6 @@
 
 namespace weft::cli {
 
-namespace {
-
-constexpr std::int64_t kMostRanks = 256;
-
-}  // namespace
-
 std::string list_of(const std::vector<std::string_view>& names) {
   std::string list;
   for (const std::string_view name : names) list += (list.empty() ? "" : ", ") + std::string(name);
@@ -89,6 +83,11 @@ void add_computation_flags(Settings& s, Computation& c) {
   s.add("transport", c.transport, "threads (default); sim: emulated computation in virtual time");
 }
 
+void add_node_flags(Settings& s, NetworkFlags& n) {
+  s.add("nodes", n.nodes, "the ranks share so many nodes, and a node's ranks its port; 0: each is one");
+  s.add("scale-up", n.scale_up, "RATE inside a node");
+}
+
 void check_computation(const Computation& c, const TrainOptions& options) {
   constexpr std::array<std::string_view, 2> kCompute{"real", "emulated"}, kTransport{"threads", "sim"};
   const auto require = [](std::string_view kind, const auto& names, const std::string& name) {
@@ -146,11 +145,11 @@ void resolve_plan(TrainFlags& t) {
                             .fold_seconds_per_byte = 0};
 }
 
-int resolve_ranks(const TrainFlags& t, const Placement& place, bool named) {
+int resolve_ranks(const TrainFlags& t, const Placement& place, bool named, int most) {
   const bool launched = place.launcher != Placement::Launcher::none;
   const std::int64_t ranks = launched ? place.size : t.ranks;
-  if (ranks < 1 || ranks > kMostRanks) {
-    throw UsageError("ranks must be 1 to " + std::to_string(kMostRanks) + ", not " + std::to_string(ranks));
+  if (ranks < 1 || ranks > most) {
+    throw UsageError("ranks must be 1 to " + std::to_string(most) + ", not " + std::to_string(ranks));
   }
   if (launched && named && t.ranks != place.size) {
     throw UsageError("--ranks " + std::to_string(t.ranks) + ", but the launcher (" +
@@ -158,6 +157,26 @@ int resolve_ranks(const TrainFlags& t, const Placement& place, bool named) {
                      "; leave --ranks out");
   }
   return static_cast<int>(ranks);
+}
+
+std::optional<EmulatedLink> resolve_network(const std::string& link, const NetworkFlags& network, int ranks) {
+  if (link.empty()) {
+    if (network.nodes != 0 || !network.scale_up.empty())
+      throw UsageError("--nodes and --scale-up are of a slow network between the ranks: --link");
+    return std::nullopt;
+  }
+  if (network.nodes < 0 || network.nodes > ranks) {
+    throw UsageError("nodes must be 0 (each rank is one) to the " + std::to_string(ranks) + " ranks, not " +
+                     std::to_string(network.nodes));
+  }
+  if (!network.scale_up.empty() && network.nodes == 0)
+    throw UsageError("--scale-up is the network inside --nodes, beside --link");
+  const LinkSpec spec = parse_link(link);
+  return EmulatedLink{.bytes_per_second = spec.bytes_per_second,
+                      .latency_seconds = spec.latency_seconds,
+                      .nodes = static_cast<int>(network.nodes),
+                      .scale_up_bytes_per_second =
+                          network.scale_up.empty() ? 0 : parse_link(network.scale_up).bytes_per_second};
 }
 
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag) {

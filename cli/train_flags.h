@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "measure/emulated.h"
 #include "settings.h"
+#include "weft/world.h"
 #include "workload/train_options.h"
 #include "world/placement.h"
 
@@ -28,14 +30,10 @@ struct TrainFlags {
   TrainOptions options;
 };
 
-// Who computes, in which time.
-struct Computation {
-  std::string compute = "real";       // or "emulated"
-  std::string transport = "threads";  // or "sim"; under a launcher: its own
-  std::string outline;                // file; empty: measured first, where one is needed
-
-  bool emulated() const { return compute == "emulated"; }
-  bool simulated() const { return transport == "sim"; }
+// The slow network between ranks that are threads.
+struct NetworkFlags {
+  std::string link, scale_up;
+  std::int64_t nodes = 0;
 };
 
 // "gpt, lm"
@@ -48,6 +46,7 @@ void add_gradient_flags(Settings& settings, TrainFlags& flags);   // without --s
 void add_optimizer_flags(Settings& settings, TrainFlags& flags);  // without --steps
 
 void add_computation_flags(Settings& settings, Computation& computation);  // into the group that is open
+void add_node_flags(Settings& settings, NetworkFlags& network);            // without --link
 
 // Throws UsageError: an unknown name, or what does not go together.
 void check_computation(const Computation& computation, const TrainOptions& options);
@@ -58,7 +57,10 @@ void resolve_model(TrainFlags& flags);
 void resolve_data(TrainFlags& flags);
 void resolve_plan(TrainFlags& flags);
 // The number of ranks: as typed, or the launcher's. `named`: --ranks stands on the command line.
-int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named);
+inline constexpr int kMostRanks = 256, kMostSimulatedRanks = 4096;
+int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named, int most = kMostRanks);
+// `link` with the network's nodes; none where `link` is empty. Throws UsageError.
+std::optional<EmulatedLink> resolve_network(const std::string& link, const NetworkFlags& network, int ranks);
 
 // Whether a command line has `flag`, or `flag=...`.
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag);

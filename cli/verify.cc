@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "measure/memory.h"
 #include "torch_verbs.h"
 #include "train_flags.h"
 #include "verbs.h"
@@ -141,6 +142,7 @@ VerifyReport on_threads(const VerifyCommand& command) {
 }  // namespace
 
 int verify(const std::vector<std::string>& arguments) {
+  keep_freed_memory();
   const Placement place = detect_placement();
   const VerifyCommand command = read(arguments, place);
   set_torch_threads(command.flags.options.threads);

@@ -91,7 +91,7 @@ class AgainstTest(unittest.TestCase):
             steps = [9.0, 9.0, 9.0, 2.0, 2.0, 2.0, 2.0, 2.0, 7.0]
             Path(folder, "metrics.jsonl").write_text("".join(json.dumps(
                 {"seconds": s, "waited_seconds": s / 2, "loss": 1.0}) + "\n" for s in steps) + '{"seconds": 5')
-            summary = {"step_seconds": [9.0] * 3 + [3.0] * 5 + [7.0], "wire_bytes_per_step": 10, "parameters": 7}
+            summary = {"step_seconds": [9.0] * 3 + [3.0] * 5 + [7.0], "payload_bytes_per_step": 10, "parameters": 7}
             Path(folder, "summary.json").write_text(json.dumps(summary))
             row = against.weft_row(Path(folder))
             self.assertEqual(row["seconds"], [3.0] * 5)  # rank 0's are 2

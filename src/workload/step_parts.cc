@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/median.h"
+#include "base/statistics.h"
 #include "weft/error.h"
 #include "weft/identity.h"
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "base/median.h"
+#include "base/statistics.h"
 #include "kernels/fold.h"
 
 namespace weft {

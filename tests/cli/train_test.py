@@ -74,7 +74,7 @@ class RunTest(TrainTest):
         rows = self.metrics("a")
         self.assertEqual([row["step"] for row in rows], [0, 1, 2, 3])
         for row in rows:
-            self.assertLessEqual({"loss", "lr", "density", "tokens", "seconds", "waited_seconds", "sent_bytes"}, row.keys())
+            self.assertLessEqual({"loss", "lr", "density", "tokens", "seconds", "waited_seconds", "payload_bytes"}, row.keys())
         summary = json.loads((self.folder / "a/summary.json").read_text())
         self.assertEqual((summary["ranks"], summary["steps"], summary["compute"]), (3, 4, "real"))
         self.assertEqual(summary["final_loss"], rows[-1]["loss"])
@@ -85,7 +85,7 @@ class RunTest(TrainTest):
         for step in range(1, 5):
             self.assertGreaterEqual(sum(steps[:step]), sum(row["seconds"] for row in rows[:step]) - 1e-9)
         self.assertEqual(max(summary["waiting_share"], 1), 1)
-        sent = sum(row["sent_bytes"] for row in rows)
+        sent = sum(row["payload_bytes"] for row in rows)
         self.assertTrue(sent <= summary["wire_bytes"] < 2 * sent + 10_000, summary)  # measuring the link is not among them
         trace = json.loads((self.folder / "a/trace.json").read_text())
         self.assertEqual({event["pid"] for event in trace["traceEvents"]}, {0, 1, 2})

@@ -148,16 +148,16 @@ TEST_F(TrainerTest, RecordsSayWhatHappened) {
     EXPECT_EQ(r.density, density_at(options, r.step));
     EXPECT_GT(r.seconds, 0);
     EXPECT_GE(r.seconds, r.waited_seconds);
-    EXPECT_GT(r.sent_bytes, 0u);
+    EXPECT_GT(r.payload_bytes, 0u);
     EXPECT_GT(r.gradient_norm, 0);
   }
   // The density that is asked for is the one that is used: bytes fall with it.
-  EXPECT_GT(ran.seen.records[0].sent_bytes, 2 * ran.seen.records[7].sent_bytes);
+  EXPECT_GT(ran.seen.records[0].payload_bytes, 2 * ran.seen.records[7].payload_bytes);
   EXPECT_EQ(ran.summary.steps, 8);
   EXPECT_EQ(ran.summary.first_loss, ran.seen.records.front().loss);
   EXPECT_EQ(ran.summary.last_loss, ran.seen.records.back().loss);
   EXPECT_GT(ran.summary.tokens_per_second, 0);
-  EXPECT_LE(ran.summary.wire_bytes_per_step, static_cast<double>(ran.summary.wire_bytes));
+  EXPECT_LE(ran.summary.payload_bytes_per_step, static_cast<double>(ran.summary.wire_bytes.value()));
 }
 
 // One dense bucket: what is sent is the formula.
@@ -167,7 +167,7 @@ TEST_F(TrainerTest, DenseBytesAreTheFormula) {
   options.scheme.name = "dense";
   options.scheme.buckets.bucket_bytes = 64 << 20;
   const Ran ran = train(options, {}, 2);
-  EXPECT_EQ(ran.summary.wire_bytes_per_step, ran.summary.formula_bytes_per_step);
+  EXPECT_EQ(ran.summary.payload_bytes_per_step, ran.summary.formula_bytes_per_step);
 }
 
 std::string failure(const TrainOptions& options, const TrainRun& run) {

@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "files.h"
-#include "outline_file.h"
+#include "measure/outline_file.h"
 #include "weft/error.h"
 #include "workload/step_parts.h"
 
@@ -154,7 +154,7 @@ class OutlineFile : public ::testing::Test {
   std::string refused(const std::string& text) {
     std::ofstream(file_, std::ios::trunc) << text;
     try {
-      cli::read_outline(file_);
+      read_outline(file_);
     } catch (const UsageError& e) {
       EXPECT_NE(std::string(e.what()).find(file_.string()), std::string::npos) << e.what();
       EXPECT_EQ(std::string(e.what()).find("json.exception"), std::string::npos) << e.what();
@@ -164,7 +164,7 @@ class OutlineFile : public ::testing::Test {
   }
   // The file of the sample, with one text in it replaced.
   std::string with(const std::string& from, const std::string& to) {
-    std::string text = cli::outline_json(sample());
+    std::string text = outline_json(sample());
     const std::size_t at = text.find(from);
     EXPECT_NE(at, std::string::npos) << from;
     return text.replace(at, from.size(), to);
@@ -179,18 +179,18 @@ TEST_F(OutlineFile, ComesBackAsItWas) {
   outline.blocks[0].forward_seconds = 0.1 + 0.2;  // no short decimal
   outline.tensors[0].name = "quoted \"name\" \xc3\xa9";
   outline.tables[0].name = outline.tensors[0].name;
-  cli::write_outline(file_, outline);
-  const Outline back = cli::read_outline(file_);
-  EXPECT_EQ(cli::outline_json(back), cli::outline_json(outline));
+  write_outline(file_, outline);
+  const Outline back = read_outline(file_);
+  EXPECT_EQ(outline_json(back), outline_json(outline));
   EXPECT_EQ(back.blocks[0].forward_seconds, outline.blocks[0].forward_seconds);
   EXPECT_EQ(back.tensors[0].name, outline.tensors[0].name);
 }
 
 TEST_F(OutlineFile, IsCheckedBeforeItIsUsed) {
-  EXPECT_EQ(refused(cli::outline_json(sample())), "");  // the control: this one is sound
+  EXPECT_EQ(refused(outline_json(sample())), "");  // the control: this one is sound
   EXPECT_NE(refused(""), "");
   EXPECT_NE(refused("[]"), "");
-  const std::string whole = cli::outline_json(sample());
+  const std::string whole = outline_json(sample());
   EXPECT_NE(refused(whole.substr(0, whole.size() / 2)).find("not JSON"), std::string::npos);
   EXPECT_NE(refused(with("\"blocks\"", "\"boxes\"")).find("blocks is missing"), std::string::npos);
   EXPECT_NE(refused(with("\"model\"", "\"extra\": 1, \"model\"")).find("extra"), std::string::npos);
@@ -205,9 +205,9 @@ TEST_F(OutlineFile, IsCheckedBeforeItIsUsed) {
 }
 
 TEST_F(OutlineFile, ThatIsNotThereOrNoFileIsRefused) {
-  EXPECT_THROW(cli::read_outline(folder_.path() / "none.json"), UsageError);
-  EXPECT_THROW(cli::read_outline(folder_.path()), UsageError);
-  EXPECT_THROW(cli::write_outline(folder_.path() / "no" / "folder.json", sample()), Error);
+  EXPECT_THROW(read_outline(folder_.path() / "none.json"), UsageError);
+  EXPECT_THROW(read_outline(folder_.path()), UsageError);
+  EXPECT_THROW(write_outline(folder_.path() / "no" / "folder.json", sample()), Error);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/median.h"
+#include "base/statistics.h"
 #include "data/batches.h"
 #include "state/optimizer.h"
 #include "weft/error.h"

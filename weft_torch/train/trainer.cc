@@ -10,9 +10,9 @@
 #include <map>
 #include <numeric>
 
-#include "base/median.h"
 #include "data/prefetch.h"
 #include "data_parallel/formula.h"
+#include "measure/summary.h"
 #include "state/checkpoint.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
@@ -90,9 +90,9 @@ class Trainer {
   std::int64_t skipped_in_a_row_ = 0;
 
   TrainSummary summary_;
-  std::uint64_t bytes_before_ = 0;       // that this rank sent before its first step
-  std::vector<double> seconds_, bytes_;  // of each step
-  double waited_ = 0, tokens_ = 0;
+  std::uint64_t bytes_before_ = 0;                // that this rank sent before its first step
+  std::vector<double> seconds_, waited_, bytes_;  // of each step
+  double tokens_ = 0;
 };
 
 void Trainer::open() {
@@ -189,7 +189,7 @@ void Trainer::one_step(std::int64_t step) {
 void Trainer::complete(const StepOutcome& outcome) {
   StepRecord record = *std::exchange(open_record_, std::nullopt);
   record.loss = outcome.last_loss.value_or(0);
-  record.sent_bytes = outcome.sent_bytes;
+  record.payload_bytes = outcome.sent_bytes;
   record.gradient_norm = outcome.gradient_norm;
   record.skipped = outcome.skipped;
   if (summary_.steps++ == 0) summary_.first_step = record.step;
@@ -201,8 +201,8 @@ void Trainer::complete(const StepOutcome& outcome) {
     ++summary_.skipped;
   }
   seconds_.push_back(record.seconds);
-  bytes_.push_back(static_cast<double>(record.sent_bytes));
-  waited_ += record.waited_seconds;
+  bytes_.push_back(static_cast<double>(record.payload_bytes));
+  waited_.push_back(record.waited_seconds);
   tokens_ += static_cast<double>(record.tokens);
   observer_.step(record);
   if (skipped_in_a_row_ == kMostSkipped) {
@@ -245,25 +245,26 @@ void Trainer::save(std::int64_t steps_done) {
 
 TrainSummary Trainer::summary() {
   const std::uint64_t wire_bytes = world_.traffic().wire_bytes_sent - bytes_before_;
-  double seconds = 0;
-  for (const double s : seconds_) seconds += s;
-  std::vector<double> sums{waited_, seconds};
   std::vector<double> largest = bytes_;
   largest.push_back(static_cast<double>(wire_bytes));
-  world_.all_reduce(Dense(std::span(sums)));
   world_.all_reduce(Dense(std::span(largest)), {.reduction = Reduction::max});
   summary_.wire_bytes = static_cast<std::uint64_t>(largest.back());
   largest.pop_back();
-  summary_.seconds = sums[1] / world_.size();
-  summary_.tokens_per_second = summary_.seconds > 0 ? tokens_ / summary_.seconds : 0;
-  summary_.waiting_share = sums[1] > 0 ? sums[0] / sums[1] : 0;
+  const auto mean = [&](std::vector<double> values) {
+    if (!values.empty()) world_.all_reduce(Dense(std::span(values)));
+    for (double& value : values) value /= world_.size();
+    return values;
+  };
   std::vector<double> ends(seconds_.size());
   std::partial_sum(seconds_.begin(), seconds_.end(), ends.begin());
   if (!ends.empty()) world_.all_reduce(Dense(std::span(ends)), {.reduction = Reduction::max});
   std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
-  summary_.step_seconds_median = median(ends);
-  summary_.step_seconds = std::move(ends);
-  summary_.wire_bytes_per_step = median(std::move(largest));
+  JobSteps job;
+  job.settled_seconds = std::move(ends);
+  job.rank_seconds = mean(seconds_);
+  job.rank_waited_seconds = mean(waited_);
+  job.payload_bytes = std::move(largest);
+  summarize(job, tokens_, summary_);
   if (summary_.steps > 0) {
     summary_.formula_bytes_per_step = static_cast<double>(
         formula_bytes(replica_->parallel(), world_.size(), options_.planned_link, micro_op_bytes_of(world_)));

@@ -1,0 +1,110 @@
+#include "compare/variants.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/names.h"
+#include "data_parallel/schemes.h"
+#include "settings.h"
+#include "weft/error.h"
+
+namespace weft::cli {
+
+namespace {
+
+struct Named {
+  std::string scheme;
+  std::vector<std::pair<std::string, std::string>> options;
+};
+
+// (A "+" between digits belongs to a number: 1e+3.)
+Named parsed(const std::string& text) {
+  Named out;
+  std::vector<std::string> parts;
+  for (const std::string& part : split(text, '+')) {
+    const bool number = !part.empty() && part.front() >= '0' && part.front() <= '9';
+    if (number && !parts.empty())
+      parts.back() += "+" + part;
+    else
+      parts.push_back(part);
+  }
+  out.scheme = parts.front();
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const std::size_t equals = parts[i].find('=');
+    if (equals == 0 || equals == std::string::npos || equals + 1 == parts[i].size())
+      throw UsageError("'" + parts[i] + "' is no OPTION=VALUE, for example teams=2");
+    out.options.emplace_back(parts[i].substr(0, equals), parts[i].substr(equals + 1));
+  }
+  return out;
+}
+
+void check_options(const Named& named, const Scheme& scheme, const std::vector<std::string>& flags) {
+  const std::vector<std::string_view> known(flags.begin(), flags.end());
+  std::set<std::string> seen;
+  for (const auto& [name, value] : named.options) {
+    if (std::ranges::find(known, name) == known.end())
+      throw UsageError(unknown_name("option of a variant", name, known));
+    if (!seen.insert(name).second) throw UsageError("it has " + name + " twice");
+    for (const SchemeKnob& knob : scheme_knobs()) {
+      if (knob.name == name && !knob.applies(scheme))
+        throw UsageError(std::string(scheme.name) + " takes no " + name);
+    }
+  }
+}
+
+TrainOptions options_of(const Named& named, TrainFlags flags, const Computation& computation, int ranks) {
+  CLI::App app;
+  Settings settings(app);
+  add_gradient_flags(settings, flags);
+  add_optimizer_flags(settings, flags);
+  check_options(named, find_scheme(named.scheme), settings.names());
+  std::vector<std::string> arguments;
+  for (const auto& [name, value] : named.options) {
+    arguments.push_back("--" + name + "=");
+    arguments.back() += value;
+  }
+  parse_flags(app, arguments);
+  flags.options.scheme.name = named.scheme;
+  resolve_model(flags);
+  resolve_data(flags);
+  resolve_plan(flags);
+  check_train(flags.options, ranks);
+  check_computation(computation, flags.options);
+  return flags.options;
+}
+
+}  // namespace
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(at, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::vector<Variant> variants_of(const std::string& text, const TrainFlags& flags,
+                                 const Computation& computation, int ranks) {
+  std::vector<Variant> variants;
+  std::set<std::pair<std::string, std::set<std::pair<std::string, std::string>>>> seen;
+  for (const std::string& name : split(text, ',')) {
+    try {
+      const Named named = parsed(name);
+      if (!seen.insert({named.scheme, {named.options.begin(), named.options.end()}}).second)
+        throw UsageError("it is there twice");
+      variants.push_back({.name = name, .options = options_of(named, flags, computation, ranks)});
+    } catch (const CLI::ParseError& error) {
+      throw UsageError("variant '" + name + "': " + error.what());
+    } catch (const UsageError& error) {
+      throw UsageError("variant '" + name + "': " + error.what());
+    }
+  }
+  return variants;
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,34 @@
+// weft outline: measures the blocks of a model, or counts them in FLOPs, and writes them as a file that
+// emulated and simulated runs go by.
+#include <cstdio>
+
+#include "measure/memory.h"
+#include "measure/outline_file.h"
+#include "outline/measured.h"
+#include "outline/options.h"
+#include "torch_verbs.h"
+#include "verbs.h"
+
+namespace weft::cli {
+
+Outline measured_outline(const TrainOptions& options, int ranks) {
+  OutlineOptions measuring;
+  measuring.train = options;
+  measuring.sequences = (options.global_batch + ranks - 1) / ranks;
+  return measure_outline(measuring);
+}
+
+int outline(const std::vector<std::string>& arguments) {
+  if (const std::optional<int> status = outline_without_torch(arguments)) return *status;
+  keep_freed_memory();
+  const OutlineCommand command = read_outline_flags(arguments);
+  const Outline made = command.flops_per_second > 0
+                           ? outline_from_flops(command.options, command.flops_per_second)
+                           : measure_outline(command.options);
+  write_outline(command.file, made);
+  print(made);
+  std::printf("%s written\n", command.file.c_str());
+  return kOk;
+}
+
+}  // namespace weft::cli

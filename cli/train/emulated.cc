@@ -1,0 +1,75 @@
+#include "train/emulated.h"
+
+#include "measure/memory.h"
+#include "measure/run_report.h"
+#include "measure/summary.h"
+#include "torch_verbs.h"
+#include "train/run_folder.h"
+#include "verbs.h"
+
+namespace weft::cli {
+
+namespace {
+
+// What the report is told of rank 0.
+StepRecord record_of(const RankSteps& rank, std::size_t step, const TrainOptions& options, double tokens) {
+  StepRecord record;
+  record.step = static_cast<std::int64_t>(step);
+  record.lr = lr_at(options, record.step);
+  record.density = density_at(options, record.step);
+  record.tokens = static_cast<std::int64_t>(tokens);
+  record.seconds = rank.seconds[step];
+  record.waited_seconds = rank.waited_seconds[step];
+  record.payload_bytes = static_cast<std::uint64_t>(rank.payload_bytes[step]);
+  return record;
+}
+
+EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const Outline& outline) {
+  if (!command.computation.simulated()) {
+    return emulate_ranks(command.ranks, command.link, outline, emulation_of(options, command.ranks, outline));
+  }
+  const SimulatedCosts costs = measured_costs(options, command.ranks, outline);
+  return simulate(options, command.ranks, command.link, outline, costs);
+}
+
+}  // namespace
+
+void emulate_training(const TrainCommand& command, const MeasureOutline& measure) {
+  check_named_outline(command.computation.outline, command.named_model, command.ranks);
+  const std::filesystem::path folder = claim_folder(command.place, command.options);
+  const Outline outline =
+      outline_for(folder, command.computation.outline, command.options, command.ranks, measure);
+  TrainOptions options = command.options;
+  options.model = outline.model;
+  RunReport report(options, {.folder = folder,
+                             .config = command.config,
+                             .transport = command.computation.transport,
+                             .ranks = command.ranks,
+                             .compute = command.computation.compute});
+  TrainStart start;
+  start.parameters = outline.parameters;
+  start.data = "computation by an outline (" + outline.source + "), gradients that were drawn";
+  report.started(start);
+  const EmulatedRun done = run(command, options, outline);
+  const std::vector<RankSteps> ranks = rank_steps(done);
+  const double tokens = static_cast<double>(outline.tokens_per_rank) * command.ranks;
+  const std::size_t steps = ranks.front().seconds.size();
+  for (std::size_t i = 0; i < steps; ++i) report.step(record_of(ranks.front(), i, options, tokens));
+  TrainSummary summary;
+  summary.steps = static_cast<std::int64_t>(steps);
+  summarize(job_of(ranks), tokens * static_cast<double>(steps), summary);
+  summary.formula_bytes_per_step = static_cast<double>(done.ranks.front().formula_bytes);
+  summary.wire_bytes = done.wire_bytes;
+  report.finish(summary);
+}
+
+std::optional<int> train_without_torch(const std::vector<std::string>& arguments) {
+  const TrainCommand command = read_train(arguments, detect_placement());
+  const Computation& computation = command.computation;
+  if (!computation.emulated() || !has_outline(command.place.folder, computation.outline)) return std::nullopt;
+  keep_freed_memory();
+  emulate_training(command, {});
+  return kOk;
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,219 @@
+#include "measure/comparison.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "data_parallel/schemes.h"
+#include "measure/memory.h"
+#include "measure/page.h"
+#include "measure/table.h"
+
+namespace weft {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string new_session() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(since).count()) + "-" +
+         std::to_string(getpid());
+}
+
+Recorded recorded_of(const EmulatedRun& run, const Outline& outline, std::span<const std::int64_t> pauses) {
+  Recorded out;
+  out.steps = job_of(rank_steps(run), pauses);
+  out.tokens = static_cast<double>(outline.tokens_per_rank) * static_cast<double>(run.ranks.size());
+  out.formula_bytes = static_cast<double>(run.ranks.front().formula_bytes);
+  out.parameters = outline.parameters;
+  return out;
+}
+
+}  // namespace
+
+Comparison::Comparison(ComparisonOptions options, Models models)
+    : options_(std::move(options)),
+      models_(std::move(models)),
+      emulated_(options_.computation.emulated()),
+      turns_(plan_turns(kWarmUpSteps, options_.measured_steps, emulated_)),
+      progress_(true),
+      session_(new_session()),
+      model_(options_.variants.front().options.model) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int busy = options_.ranks * options_.variants.front().options.threads;
+  oversubscribed_ = !emulated_ && cores > 0 && busy > cores;
+  folder_ = std::make_unique<ComparisonFolder>(options_.folder, options_.selection, options_.settings);
+}
+
+std::vector<std::string> Comparison::wanted() const {
+  std::vector<std::string> names;
+  for (const Variant& variant : options_.variants) {
+    if (options_.bucket_mibs.empty()) names.push_back(variant.name);
+    for (const double mib : options_.bucket_mibs) names.push_back(with_buckets(variant.name, mib));
+  }
+  return names;
+}
+
+TrainOptions Comparison::options_of(const std::string& name) const {
+  TrainOptions out;
+  for (const Variant& variant : options_.variants) {
+    if (variant.name == name) out = variant.options;
+    for (const double mib : options_.bucket_mibs) {
+      if (with_buckets(variant.name, mib) != name) continue;
+      out = variant.options;
+      find_scheme_knob("bucket-mib").set(out.scheme, std::to_string(mib));
+    }
+  }
+  out.steps = turns_.steps();
+  return out;
+}
+
+void Comparison::measure() {
+  std::vector<NamedLink> links{{.name = kNoLink, .link = std::nullopt}};
+  for (const NamedLink& link : options_.links) {
+    if (link.link) links.push_back(link);
+  }
+  if (emulated_) {
+    outline_ = outline_for(options_.folder, options_.computation.outline, options_.variants.front().options,
+                           options_.ranks, models_.measure_outline);
+    model_ = outline_.model;
+    parameters_ = outline_.parameters;
+  }
+  for (const NamedLink& link : links) {
+    std::vector<std::string> missing;
+    for (const std::string& variant : wanted()) {
+      if (!folder_->has(variant, link.name)) missing.push_back(variant);
+    }
+    if (!missing.empty()) measure(missing, link);
+  }
+}
+
+void Comparison::save(const std::string& variant, const NamedLink& link, const Recorded& recorded,
+                      bool side_by_side) {
+  const SchemeOptions scheme = options_of(variant).scheme;
+  Point point = point_of(recorded, turns_.measured);
+  point.variant = variant;
+  point.scheme = scheme.name;
+  if (find_scheme(scheme.name).selects) point.density = scheme.density;
+  point.link = link.name;
+  point.compute = options_.computation.compute;
+  point.transport = options_.computation.transport;
+  point.ranks = options_.ranks;
+  point.oversubscribed = oversubscribed_;
+  point.occupies_cores = emulated_ && occupies_cores(outline_, options_.ranks);
+  point.session = session_;
+  point.side_by_side = side_by_side;
+  folder_->add(std::move(point));
+}
+
+void Comparison::measure(const std::vector<std::string>& variants, const NamedLink& link) {
+  const double began = now();
+  if (options_.computation.simulated())
+    simulate_all(variants, link);
+  else
+    take_turns(variants, link);
+  progress_.clear();
+  if (options_.json) return;
+  const std::string name = link.name == kNoLink ? "no slow link (T_inf)" : link.name;
+  std::printf("%s: %zu %s, %lld steps each, %s\n", name.c_str(), variants.size(),
+              variants.size() == 1 ? "variant" : "variants", static_cast<long long>(turns_.steps()),
+              seconds_text(now() - began).c_str());
+  std::fflush(stdout);
+}
+
+// In virtual time nobody takes turns.
+void Comparison::simulate_all(const std::vector<std::string>& variants, const NamedLink& link) {
+  for (const std::string& variant : variants) {
+    progress_.show(link.name + ": " + variant);
+    const TrainOptions options = options_of(variant);
+    if (!costs_.contains(variant)) costs_[variant] = measured_costs(options, options_.ranks, outline_);
+    const EmulatedRun run = simulate(options, options_.ranks, link.link, outline_, costs_[variant]);
+    save(variant, link, recorded_of(run, outline_, {}), true);
+  }
+}
+
+Work Comparison::work_at(const NamedLink& link) {
+  if (!emulated_) {
+    return [&](const std::string& variant, Lane& lane) {
+      const Training training{.options = options_of(variant),
+                              .ranks = options_.ranks,
+                              .run = run_options(link.link),
+                              .turns = &turns_,
+                              .known = [&](std::int64_t parameters) { parameters_ = parameters; }};
+      return models_.train(training, lane);
+    };
+  }
+  return [&](const std::string& variant, Lane& lane) {
+    EmulationOptions options = emulation_of(options_of(variant), options_.ranks, outline_);
+    options.before_step = [&](std::int64_t step) { lane.before_step(step); };
+    options.settles_after = [&](std::int64_t step) { return turns_.ends_behind(step); };
+    const EmulatedRun run =
+        emulate_ranks(options_.ranks, link.link, outline_, options, [&] { lane.close(); });
+    return recorded_of(run, outline_, turns_.ends);
+  };
+}
+
+void Comparison::take_turns(const std::vector<std::string>& variants, const NamedLink& link) {
+  const double available = options_.free_bytes.value_or(available_memory());
+  Listener listener;
+  listener.all_fit = [&] {
+    MemoryNeed need{.worlds = 1,
+                    .ranks = options_.ranks,
+                    .parameters = parameters_,
+                    .copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining};
+    check_memory(need, available);
+    need.worlds = variants.size();
+    return need.bytes() <= available;
+  };
+  listener.turn = [&](const Round& round) {
+    progress_.show(link.name + ": round " + std::to_string(round.number + 1) + " of " +
+                   std::to_string(round.rounds) + ", " + round.variant);
+  };
+  listener.done = [&](const std::string& variant, const Recorded& recorded, bool side_by_side) {
+    save(variant, link, recorded, side_by_side);
+  };
+  const Work work = work_at(link);
+  weft::take_turns(variants, options_.ranks, turns_, work, listener);
+}
+
+void Comparison::show() {
+  RowSelection selection;
+  selection.baseline = options_.baseline;
+  for (const Variant& variant : options_.variants) selection.variants.push_back(variant.name);
+  std::deque<std::vector<Point>> chosen;  // what rows point at
+  std::vector<Row> rows;
+  for (const NamedLink& link : options_.links) {
+    selection.links.push_back(link.name);
+    if (options_.bucket_mibs.empty()) continue;
+    chosen.push_back(fastest_buckets(folder_->points(), selection.variants, options_.bucket_mibs, link.name));
+    RowSelection here = selection;
+    here.links = {link.name};
+    const std::vector<Row> more = rows_of(chosen.back(), here);
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  if (options_.bucket_mibs.empty()) rows = rows_of(folder_->points(), selection);
+  const std::filesystem::path page = write_page(
+      {.folder = options_.folder, .model = model_, .settings = options_.selection + options_.settings}, rows);
+  if (options_.json) {
+    for (const Row& row : rows) std::printf("%s\n", to_json(row).dump().c_str());
+    return;
+  }
+  for (const std::vector<Row>& link : by_link(rows)) {
+    std::printf("\n%s\n%s", headline(model_, *link.front().point).c_str(),
+                table_text(cells_of(link)).c_str());
+  }
+  std::printf("\n");
+  for (const std::string& note : notes_on(rows)) std::printf("note: %s\n", note.c_str());
+  std::printf("page: %s\n", page.string().c_str());
+  for (const std::vector<Row>& link : by_link(rows)) std::printf("%s\n", sentence_on(link).c_str());
+}
+
+}  // namespace weft

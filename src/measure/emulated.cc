@@ -1,0 +1,139 @@
+#include "measure/emulated.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "measure/memory.h"
+#include "measure/outline_file.h"
+#include "measure/text.h"
+#include "weft/error.h"
+#include "workload/measure_kernels.h"
+
+namespace weft {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+
+fs::path kept_outline(const fs::path& folder) { return folder / "outline.json"; }
+
+}  // namespace
+
+bool has_outline(const fs::path& folder, const std::string& file) {
+  std::error_code error;
+  return !file.empty() || (!folder.empty() && fs::exists(kept_outline(folder), error));
+}
+
+Outline outline_for(const fs::path& folder, const std::string& file, const TrainOptions& options, int ranks,
+                    const MeasureOutline& measure) {
+  const fs::path kept = kept_outline(folder);
+  const bool there = has_outline(folder, "");
+  if (file.empty() && there) return read_outline(kept);
+  if (!file.empty()) {
+    Outline outline = read_outline(file);
+    if (there && outline_json(read_outline(kept)) != outline_json(outline)) {
+      throw UsageError("'" + folder.string() + "' has points by another outline than '" + file +
+                       "': --out names another folder");
+    }
+    if (!there) write_outline(kept, outline);
+    return outline;
+  }
+  if (!measure)
+    throw UsageError("an outline is measured with LibTorch, which is not built in: --outline FILE");
+  Outline outline = measure(options, ranks);
+  write_outline(kept, outline);
+  std::fprintf(
+      stderr,
+      "weft: note: the outline of %s was measured with one rank alone: %s of computation a step (%s)\n",
+      outline.model.c_str(), seconds_text(compute_seconds(outline)).c_str(), kept.c_str());
+  return outline;
+}
+
+void check_named_outline(const std::string& file, const std::string& model, int ranks) {
+  if (file.empty()) return;
+  const Outline outline = read_outline(file);
+  if (!model.empty() && outline.model != model)
+    throw UsageError("--model " + model + ", but the outline is of " + outline.model + ": leave one out");
+  check_memory({.worlds = 1, .ranks = ranks, .parameters = outline.parameters, .copies = kCopiesOfEmulation},
+               available_memory());
+}
+
+bool occupies_cores(const Outline& outline, int ranks) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return ranks > 1 && outline.side_by_side == ranks && ranks <= cores;
+}
+
+EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outline& outline) {
+  EmulationOptions out;
+  out.occupies = occupies_cores(outline, ranks);
+  out.parallel = data_parallel_options(options);
+  out.warmup = 0;
+  out.steps = options.steps;
+  out.seed = options.seed;
+  out.clip = !why_updates_wait(options).empty();
+  out.planned_link = options.planned_link;
+  return out;
+}
+
+RunOptions run_options(const std::optional<EmulatedLink>& link) {
+  RunOptions options;
+  options.config = Config::from_environment();
+  options.link = link;
+  return options;
+}
+
+EmulatedRun emulate_ranks(int ranks, const std::optional<EmulatedLink>& link, const Outline& outline,
+                          const EmulationOptions& given, const std::function<void()>& failed) {
+  EmulationOptions options = given;
+  options.windows = windows_of(outline, options);  // once for all ranks
+  EmulatedRun out;
+  out.ranks.resize(static_cast<std::size_t>(ranks));
+  std::mutex mutex;
+  run_ranks(ranks, run_options(link), [&](World& world) {
+    try {
+      const std::uint64_t before = world.traffic().wire_bytes_sent;
+      out.ranks[static_cast<std::size_t>(world.rank())] = emulate_rank(world, outline, options);
+      const std::lock_guard lock(mutex);
+      out.wire_bytes = std::max(out.wire_bytes.value_or(0), world.traffic().wire_bytes_sent - before);
+    } catch (...) {
+      failed();
+      throw;
+    }
+  });
+  return out;
+}
+
+SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline) {
+  SimulatedCosts out;
+  out.kernels = measure_kernels();
+  // Ranks that emulated runs would have as threads of this machine share its cores, as there.
+  out.workers = pool_workers(Config::from_environment(), ranks);
+  out.occupies = emulation_of(options, ranks, outline).occupies;
+  return out;
+}
+
+EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
+                     const Outline& outline, const SimulatedCosts& costs) {
+  SimulationOptions simulation;
+  simulation.ranks = ranks;
+  simulation.config = Config::from_environment();
+  simulation.costs = costs;
+  simulation.link = link.value_or(EmulatedLink{});
+  return {.ranks = simulate_ranks(outline, emulation_of(options, ranks, outline), simulation),
+          .wire_bytes = std::nullopt};
+}
+
+std::vector<RankSteps> rank_steps(const EmulatedRun& run) {
+  std::vector<RankSteps> out;
+  for (const EmulatedSteps& rank : run.ranks) {
+    out.push_back({.seconds = rank.step_seconds,
+                   .waited_seconds = rank.waited_seconds,
+                   .payload_bytes = rank.wire_bytes});
+  }
+  return out;
+}
+
+}  // namespace weft

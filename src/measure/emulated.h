@@ -1,0 +1,73 @@
+// Training steps without a model, as train and compare run them: ranks that go by an outline, in wall time or
+// in virtual time.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "measure/summary.h"
+#include "weft/world.h"
+#include "workload/emulate.h"
+#include "workload/outline.h"
+#include "workload/train_options.h"
+
+namespace weft {
+
+// Who computes, in which time.
+struct Computation {
+  std::string compute = "real";       // or "emulated"
+  std::string transport = "threads";  // or "sim"; under a launcher: its own
+  std::string outline;                // file; empty: measured first, where one is needed
+
+  bool emulated() const { return compute == "emulated"; }
+  bool simulated() const { return transport == "sim"; }
+};
+
+// Measures the outline of a model, one rank alone, with the share of the global batch that each of `ranks`
+// has. None where LibTorch is not built in.
+using MeasureOutline = std::function<Outline(const TrainOptions& options, int ranks)>;
+
+// A file names the outline, or the folder has one already: no model needs to be measured for it.
+bool has_outline(const std::filesystem::path& folder, const std::string& file);
+// The file that was named, or the outline.json of the folder, or a measurement; it is then kept there. A note
+// on stderr says so. `file`: empty where none was named. Throws UsageError: the file is none, or the folder
+// has another.
+Outline outline_for(const std::filesystem::path& folder, const std::string& file, const TrainOptions& options,
+                    int ranks, const MeasureOutline& measure);
+
+// Of an outline whose file was named, before anything is made: throws UsageError where it cannot be read, is
+// of another model than `model` (empty: none was named), or of more than the memory holds.
+void check_named_outline(const std::string& file, const std::string& model, int ranks);
+
+// Where the outline was measured of so many ranks side by side and this machine has a core for each,
+// computation occupies it; else ranks stand for machines of their own, and sleep.
+bool occupies_cores(const Outline& outline, int ranks);
+
+// As the options of a training say: scheme, buckets, clipping, plan. All steps are recorded, none is warm-up.
+EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outline& outline);
+
+// Ranks as threads over such a link; none: not shaped.
+RunOptions run_options(const std::optional<EmulatedLink>& link);
+
+struct EmulatedRun {
+  std::vector<EmulatedSteps> ranks;
+  std::optional<std::uint64_t>
+      wire_bytes;  // all that the busiest rank sent, with frames; none in virtual time
+};
+// Wall time. `failed` is called on the thread of a rank that ends with an error.
+EmulatedRun emulate_ranks(
+    int ranks, const std::optional<EmulatedLink>& link, const Outline& outline,
+    const EmulationOptions& options, const std::function<void()>& failed = [] {});
+
+// What selection and coding take in virtual time, by the kernels' costs on this machine.
+SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline);
+// Virtual time.
+EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
+                     const Outline& outline, const SimulatedCosts& costs);
+
+std::vector<RankSteps> rank_steps(const EmulatedRun& run);
+
+}  // namespace weft

@@ -1,0 +1,63 @@
+#include "measure/summary.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/statistics.h"
+#include "workload/job_steps.h"
+
+namespace weft {
+
+namespace {
+
+double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+double at(const std::vector<double>& values, std::size_t i) { return values.empty() ? 0 : values[i]; }
+
+}  // namespace
+
+void add(RankSteps& steps, const StepRecord& record) {
+  steps.seconds.push_back(record.seconds);
+  steps.waited_seconds.push_back(record.waited_seconds);
+  steps.settle_seconds.push_back(record.settle_seconds);
+  steps.settle_waited_seconds.push_back(record.settle_waited_seconds);
+  steps.payload_bytes.push_back(static_cast<double>(record.payload_bytes));
+}
+
+JobSteps job_of(std::span<const RankSteps> ranks, std::span<const std::int64_t> pauses) {
+  JobSteps out;
+  const auto size = static_cast<double>(ranks.size());
+  std::vector<std::vector<double>> seconds, settled;
+  for (const RankSteps& rank : ranks) {
+    settled.push_back(rank.seconds);
+    seconds.push_back(rank.seconds);
+    for (std::size_t i = 0; i < rank.seconds.size(); ++i) seconds.back()[i] -= at(rank.settle_seconds, i);
+  }
+  out.seconds = job_steps(seconds, pauses);
+  out.settled_seconds = job_steps(settled, pauses);
+  for (std::size_t i = 0; i < ranks.front().seconds.size(); ++i) {
+    double waited = 0, rank_seconds = 0, rank_waited = 0, bytes = 0;
+    for (const RankSteps& rank : ranks) {
+      waited += (rank.waited_seconds[i] - at(rank.settle_waited_seconds, i)) / size;
+      rank_seconds += rank.seconds[i] / size;
+      rank_waited += rank.waited_seconds[i] / size;
+      bytes = std::max(bytes, rank.payload_bytes[i]);
+    }
+    out.waited_seconds.push_back(waited);
+    out.rank_seconds.push_back(rank_seconds);
+    out.rank_waited_seconds.push_back(rank_waited);
+    out.payload_bytes.push_back(bytes);
+  }
+  return out;
+}
+
+void summarize(const JobSteps& job, double tokens, TrainSummary& summary) {
+  summary.seconds = sum(job.rank_seconds);
+  summary.tokens_per_second = summary.seconds > 0 ? tokens / summary.seconds : 0;
+  summary.waiting_share = summary.seconds > 0 ? sum(job.rank_waited_seconds) / summary.seconds : 0;
+  summary.step_seconds = job.settled_seconds;
+  summary.step_seconds_median = median(job.settled_seconds);
+  summary.payload_bytes_per_step = median(job.payload_bytes);
+}
+
+}  // namespace weft

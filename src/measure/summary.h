@@ -1,0 +1,37 @@
+// Steps of a job from those of its ranks, and the figures of a run: one meaning for every driver.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "workload/train_run.h"
+
+namespace weft {
+
+// What one rank tells of its steps: one value for each.
+struct RankSteps {
+  std::vector<double> seconds, waited_seconds;  // all of it; waited: for communication, in that time
+  // Of both: with no forward beside them, because the run settled behind the step. Empty: nowhere.
+  std::vector<double> settle_seconds, settle_waited_seconds;
+  std::vector<double> payload_bytes;  // of its gradients
+};
+void add(RankSteps& steps, const StepRecord& record);
+
+// Of all ranks together: one value for each step.
+struct JobSteps {
+  std::vector<double> seconds;          // from the end of a step on its last rank to the next one's, without
+                                        // what settling adds
+  std::vector<double> settled_seconds;  // with it
+  std::vector<double> waited_seconds;   // mean over the ranks, within `seconds`
+  std::vector<double> rank_seconds, rank_waited_seconds;  // mean over the ranks, settling included
+  std::vector<double> payload_bytes;                      // of the busiest rank
+};
+// REQUIRES: ranks, with as many steps each. `pauses`: as workload/job_steps.h has them.
+JobSteps job_of(std::span<const RankSteps> ranks, std::span<const std::int64_t> pauses = {});
+
+// The figures of a run that steps alone give; `tokens`: of all steps and ranks. What else a summary has
+// stays.
+void summarize(const JobSteps& job, double tokens, TrainSummary& summary);
+
+}  // namespace weft
