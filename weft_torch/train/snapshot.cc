@@ -33,15 +33,17 @@ std::vector<LiveRow> model_rows(const Model& model, const Peers& peers) {
         return {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()};
       const torch::Tensor host = tensor.detach().cpu().contiguous();
       scratch.resize(host.nbytes());
-      std::memcpy(scratch.data(), host.data_ptr(), scratch.size());
+      if (!scratch.empty()) std::memcpy(scratch.data(), host.data_ptr(), scratch.size());
       return scratch;
     };
     row.write = [tensor = parameter.tensor](std::span<const std::byte> values) {
+      if (values.empty()) return;
       const torch::NoGradGuard no_grad;
-      torch::Tensor host =
-          torch::empty_like(tensor, tensor.options().device(torch::kCPU), torch::MemoryFormat::Contiguous);
+      const bool in_place = tensor.is_cpu() && tensor.is_contiguous();
+      const torch::Tensor host =
+          in_place ? tensor : torch::empty(tensor.sizes(), tensor.options().device(torch::kCPU));
       std::memcpy(host.data_ptr(), values.data(), values.size());
-      tensor.copy_(host);
+      if (!in_place) tensor.copy_(host);
     };
     out.push_back(std::move(row));
   }
