@@ -116,14 +116,22 @@ void MpiTransport::post(RecvRecord& recv) noexcept {
     return;
   }
   stir();
-  if (Arrival* arrival = arrived_.pop(recv.key)) {
-    open_message(recv, arrival->frame, arrival->payload.span(), arrival->tag);
-    arrival->payload = Buffer();
-    free_arrivals_.push_back(arrival);
-    return;
-  }
   recv.transport_data = &waiting_;
   waiting_.push(recv);
+  match(recv.key);
+}
+
+// What has come meets what waits for it, unless a long payload of the same key is still arriving.
+void MpiTransport::match(const MatchKey& key) {
+  while (arrived_.size() > 0 && filling_.front(key) == nullptr) {
+    Arrival* arrival = arrived_.front(key);
+    RecvRecord* recv = arrival != nullptr ? waiting_.pop(key) : nullptr;
+    if (recv == nullptr) return;
+    arrived_.erase(*arrival);
+    open_message(*recv, arrival->frame, arrival->payload.span(), arrival->tag);
+    arrival->payload = Buffer();
+    free_arrivals_.push_back(arrival);
+  }
 }
 
 // What cannot be read here makes everything behind it unreadable.
@@ -158,9 +166,11 @@ void MpiTransport::head_came(std::span<const std::byte> bytes, int source) {
 void MpiTransport::data_came(const wire::Frame& frame, std::span<const std::byte> payload) {
   const int tag = is_long(frame) ? tag_of(long_announced_[static_cast<std::size_t>(frame.source)]++) : 0;
   const MatchKey key{frame.source, frame.id};
-  if (RecvRecord* recv = waiting_.pop(key)) {
-    open_message(*recv, frame, payload, tag);
-    return;
+  if (filling_.front(key) == nullptr) {
+    if (RecvRecord* recv = waiting_.pop(key)) {
+      open_message(*recv, frame, payload, tag);
+      return;
+    }
   }
   Arrival& arrival = take(free_arrivals_, memory_->arrivals);
   arrival.key = key;
@@ -203,6 +213,8 @@ void MpiTransport::fill(RecvRecord& recv, const wire::Frame& frame, int tag) {
     target = recv.sink.kept.span();
   }
   Incoming& incoming = take(free_incoming_, memory_->incoming);
+  incoming.key = recv.key;
+  filling_.push(incoming);
   incoming.record = &recv;
   incoming.frame = frame;
   incoming.staging = std::move(staging);
@@ -391,7 +403,9 @@ void MpiTransport::piece_came(Incoming& incoming, const Event& event) {
          incoming.staging.data() == nullptr);
   incoming.staging = Buffer();
   incoming.target = {};
+  filling_.erase(incoming);
   free_incoming_.push_back(&incoming);
+  match(incoming.key);
 }
 
 }  // namespace weft::mpi

@@ -60,8 +60,13 @@ struct Arrival {
   Buffer payload;  // a short one
 };
 
-// A long payload on its way to where it belongs. Reused.
+// A long payload on its way to where it belongs: one at a time of a (source, identity), so that its memory is
+// still warm when the next one takes it. Reused.
 struct Incoming {
+  MatchKey key;
+  Incoming* match_next = nullptr;
+  Incoming* match_previous = nullptr;
+
   RecvRecord* record = nullptr;  // null once it was cancelled
   wire::Frame frame;
   Buffer staging;  // of a consumer
@@ -132,6 +137,7 @@ class MpiTransport final : public Transport {
   void head_came(std::span<const std::byte> bytes, int source);
   void data_came(const wire::Frame& frame, std::span<const std::byte> payload);
   [[noreturn]] void goodbye_came(const wire::Frame& frame, std::span<const std::byte> text);
+  void match(const MatchKey& key);
   void open_message(RecvRecord& recv, const wire::Frame& frame, std::span<const std::byte> payload, int tag);
   void fill(RecvRecord& recv, const wire::Frame& frame, int tag);
   void finish(RecvRecord* recv, const wire::Frame& frame, std::span<const std::byte> payload, bool in_place);
@@ -171,6 +177,7 @@ class MpiTransport final : public Transport {
   std::vector<Incoming*> free_incoming_;
   MatchTable<RecvRecord> waiting_;
   MatchTable<Arrival> arrived_;
+  MatchTable<Incoming> filling_;
 
   bool closed_ = false;
   std::exception_ptr failure_;
