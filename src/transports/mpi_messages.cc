@@ -103,9 +103,15 @@ void MpiTransport::post(SendRecord& send) noexcept {
 // ---- receiving ----
 
 void MpiTransport::listen(Listener& listener) {
+  MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Irecv(listener.head.data(), static_cast<int>(listener.head.size()), MPI_BYTE,
-                             MPI_ANY_SOURCE, kHeadTag, comm_, &listener.request);
-  if (code != MPI_SUCCESS) fail(code, -1, "MPI_Irecv");
+                             MPI_ANY_SOURCE, kHeadTag, comm_, &request);
+  if (code != MPI_SUCCESS) {
+    fail(code, -1, "MPI_Irecv");
+    return;
+  }
+  requests_.push_back(request);
+  owners_.push_back({Owner::Role::head, &listener});
 }
 
 void MpiTransport::post(RecvRecord& recv) noexcept {
@@ -295,29 +301,19 @@ void MpiTransport::cancel_recv(RecvRecord& recv) {
 // ---- progress ----
 
 // Heads of one source fill the listeners in the order in which they were sent, and listeners are filled in
-// the order in which they listen: so the oldest is looked at until it has none.
-bool MpiTransport::take_heads() {
-  for (std::size_t taken = 0; taken < kListeners; ++taken) {
+// the order in which they listen, though MPI may tell of them in another: so the oldest comes first.
+void MpiTransport::take_heads() {
+  while (!failure_ && memory_->listeners[oldest_listener_].filled) {
     Listener& listener = memory_->listeners[oldest_listener_];
-    int done = 0;
-    MPI_Status status;
-    const int code = MPI_Test(&listener.request, &done, &status);
-    if (code != MPI_SUCCESS) {
-      fail(code, -1, "a receive");
-      return true;
-    }
-    if (done == 0 || failure_) return taken > 0;
-    int bytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-    head_came(listener.head.span().first(static_cast<std::size_t>(bytes)), status.MPI_SOURCE);
-    listen(listener);
     oldest_listener_ = (oldest_listener_ + 1) % kListeners;
+    listener.filled = false;
+    head_came(listener.head.span().first(listener.bytes), listener.source);
+    listen(listener);
   }
-  return true;
 }
 
-// Asks MPI what else has completed. The requests leave the list here, so that handling an event may add
-// others.
+// Asks MPI what has completed, once: with every question that finds nothing it may give its core away. The
+// requests leave the list here, so that handling an event may add others.
 bool MpiTransport::collect() {
   if (requests_.empty()) return false;
   const std::size_t count = requests_.size();
@@ -339,7 +335,8 @@ bool MpiTransport::collect() {
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     events_.push_back({.owner = owners_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])],
                        .error = code == MPI_ERR_IN_STATUS ? status.MPI_ERROR : MPI_SUCCESS,
-                       .bytes = bytes});
+                       .bytes = bytes,
+                       .source = status.MPI_SOURCE});
   }
   std::sort(indices_.begin(), indices_.begin() + done, std::greater<>());
   for (int i = 0; i < done; ++i) {
@@ -363,18 +360,24 @@ void MpiTransport::dispatch() {
 }
 
 bool MpiTransport::poll() noexcept {
-  bool any = take_heads();
-  if (collect()) {
-    dispatch();
-    any = true;
-  }
-  if (any) stir();
-  return any;
+  if (!collect()) return false;
+  dispatch();
+  stir();
+  return true;
 }
 
 void MpiTransport::handle(const Event& event) {
   if (event.owner.role == Owner::Role::piece) {
     piece_came(*static_cast<Incoming*>(event.owner.target), event);
+    return;
+  }
+  if (event.owner.role == Owner::Role::head) {
+    if (event.error != MPI_SUCCESS) fail(event.error, -1, "a receive");
+    Listener& listener = *static_cast<Listener*>(event.owner.target);
+    listener.filled = true;
+    listener.source = event.source;
+    listener.bytes = static_cast<std::size_t>(event.bytes);
+    take_heads();
     return;
   }
   Outgoing& out = *static_cast<Outgoing*>(event.owner.target);

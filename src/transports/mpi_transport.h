@@ -32,7 +32,7 @@ inline constexpr Time kShortestSleep = 5us;
 inline constexpr Time kCancelPatience = 2s;  // for what the network alone delays
 inline constexpr int kHeadTag = 0;           // payloads have those above
 // Enough for the heads that come between two polls; what finds none waits in MPI.
-inline constexpr std::size_t kListeners = 32;
+inline constexpr std::size_t kListeners = 16;
 
 std::string text_of(int code);  // MPI's own words
 
@@ -46,7 +46,9 @@ struct Outgoing {
 // A receive that is posted for the next head, whoever sends it.
 struct Listener {
   Buffer head;
-  MPI_Request request = MPI_REQUEST_NULL;
+  bool filled = false;
+  int source = 0;  // if so
+  std::size_t bytes = 0;
 };
 
 // A message whose head came before its receive was posted. Reused.
@@ -85,7 +87,7 @@ struct Memory {
 };
 
 struct Owner {
-  enum class Role { outgoing, piece } role;
+  enum class Role { outgoing, head, piece } role;
   void* target;
 };
 
@@ -93,6 +95,7 @@ struct Event {
   Owner owner;
   int error;
   int bytes;
+  int source;
 };
 
 class MpiTransport final : public Transport {
@@ -134,6 +137,7 @@ class MpiTransport final : public Transport {
   }
 
   void listen(Listener& listener);
+  void take_heads();
   void head_came(std::span<const std::byte> bytes, int source);
   void data_came(const wire::Frame& frame, std::span<const std::byte> payload);
   [[noreturn]] void goodbye_came(const wire::Frame& frame, std::span<const std::byte> text);
@@ -144,7 +148,6 @@ class MpiTransport final : public Transport {
   void cancel_recv(RecvRecord& recv);
   bool is_long(const wire::Frame& frame) const { return frame.length > options_.bounce_bytes; }
 
-  bool take_heads();
   bool collect();
   void dispatch();
   void handle(const Event& event);
