@@ -110,16 +110,12 @@ MpiTransport::~MpiTransport() {
     if (!poll()) wait(give_up);
   }
   const bool healthy = !failure_ && !sending();
-  const auto give_up_on = [](MPI_Request& request, bool cancel) {
-    if (request == MPI_REQUEST_NULL) return;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
     int over = 0;
-    if (cancel) MPI_Cancel(&request);
-    MPI_Test(&request, &over, MPI_STATUS_IGNORE);
-    if (over == 0) MPI_Request_free(&request);
-  };
-  for (Listener& listener : memory_->listeners) give_up_on(listener.request, true);
-  for (std::size_t i = 0; i < requests_.size(); ++i)
-    give_up_on(requests_[i], owners_[i].role == Owner::Role::piece);
+    if (owners_[i].role != Owner::Role::outgoing) MPI_Cancel(&requests_[i]);
+    MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
+    if (over == 0) MPI_Request_free(&requests_[i]);
+  }
   if (!healthy) {  // the communicator, requests and what they name end with the process
     [[maybe_unused]] const Memory* left_behind = memory_.release();
     return;
@@ -198,7 +194,7 @@ void MpiTransport::wait(Time until) noexcept {
   if (std::exchange(sleeper_, std::this_thread::get_id()) != std::this_thread::get_id()) {
     prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds; with the usual 50 us the short sleeps are none
   }
-  const bool idle = requests_.empty() && waiting_.size() == 0;
+  const bool idle = requests_.size() <= kListeners && waiting_.size() == 0;
   const Time end = std::min(until, now + sleep_);
   const Time longest =
       idle ? kIdleSleep : std::clamp((now - last_event_) / kLatePart, kLongestSleep, kLateSleep);

@@ -103,9 +103,15 @@ void MpiTransport::post(SendRecord& send) noexcept {
 // ---- receiving ----
 
 void MpiTransport::listen(Listener& listener) {
+  MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Irecv(listener.head.data(), static_cast<int>(listener.head.size()), MPI_BYTE,
-                             MPI_ANY_SOURCE, kHeadTag, comm_, &listener.request);
-  if (code != MPI_SUCCESS) fail(code, -1, "MPI_Irecv");
+                             MPI_ANY_SOURCE, kHeadTag, comm_, &request);
+  if (code != MPI_SUCCESS) {
+    fail(code, -1, "MPI_Irecv");
+    return;
+  }
+  requests_.push_back(request);
+  owners_.push_back({Owner::Role::head, &listener});
 }
 
 void MpiTransport::post(RecvRecord& recv) noexcept {
@@ -116,14 +122,22 @@ void MpiTransport::post(RecvRecord& recv) noexcept {
     return;
   }
   stir();
-  if (Arrival* arrival = arrived_.pop(recv.key)) {
-    open_message(recv, arrival->frame, arrival->payload.span(), arrival->tag);
-    arrival->payload = Buffer();
-    free_arrivals_.push_back(arrival);
-    return;
-  }
   recv.transport_data = &waiting_;
   waiting_.push(recv);
+  match(recv.key);
+}
+
+// What has come meets what waits for it, unless a long payload of the same key is still arriving.
+void MpiTransport::match(const MatchKey& key) {
+  while (arrived_.size() > 0 && filling_.front(key) == nullptr) {
+    Arrival* arrival = arrived_.front(key);
+    RecvRecord* recv = arrival != nullptr ? waiting_.pop(key) : nullptr;
+    if (recv == nullptr) return;
+    arrived_.erase(*arrival);
+    open_message(*recv, arrival->frame, arrival->payload.span(), arrival->tag);
+    arrival->payload = Buffer();
+    free_arrivals_.push_back(arrival);
+  }
 }
 
 // What cannot be read here makes everything behind it unreadable.
@@ -158,9 +172,11 @@ void MpiTransport::head_came(std::span<const std::byte> bytes, int source) {
 void MpiTransport::data_came(const wire::Frame& frame, std::span<const std::byte> payload) {
   const int tag = is_long(frame) ? tag_of(long_announced_[static_cast<std::size_t>(frame.source)]++) : 0;
   const MatchKey key{frame.source, frame.id};
-  if (RecvRecord* recv = waiting_.pop(key)) {
-    open_message(*recv, frame, payload, tag);
-    return;
+  if (filling_.front(key) == nullptr) {
+    if (RecvRecord* recv = waiting_.pop(key)) {
+      open_message(*recv, frame, payload, tag);
+      return;
+    }
   }
   Arrival& arrival = take(free_arrivals_, memory_->arrivals);
   arrival.key = key;
@@ -203,6 +219,8 @@ void MpiTransport::fill(RecvRecord& recv, const wire::Frame& frame, int tag) {
     target = recv.sink.kept.span();
   }
   Incoming& incoming = take(free_incoming_, memory_->incoming);
+  incoming.key = recv.key;
+  filling_.push(incoming);
   incoming.record = &recv;
   incoming.frame = frame;
   incoming.staging = std::move(staging);
@@ -283,29 +301,19 @@ void MpiTransport::cancel_recv(RecvRecord& recv) {
 // ---- progress ----
 
 // Heads of one source fill the listeners in the order in which they were sent, and listeners are filled in
-// the order in which they listen: so the oldest is looked at until it has none.
-bool MpiTransport::take_heads() {
-  for (std::size_t taken = 0; taken < kListeners; ++taken) {
+// the order in which they listen, though MPI may tell of them in another: so the oldest comes first.
+void MpiTransport::take_heads() {
+  while (!failure_ && memory_->listeners[oldest_listener_].filled) {
     Listener& listener = memory_->listeners[oldest_listener_];
-    int done = 0;
-    MPI_Status status;
-    const int code = MPI_Test(&listener.request, &done, &status);
-    if (code != MPI_SUCCESS) {
-      fail(code, -1, "a receive");
-      return true;
-    }
-    if (done == 0 || failure_) return taken > 0;
-    int bytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-    head_came(listener.head.span().first(static_cast<std::size_t>(bytes)), status.MPI_SOURCE);
-    listen(listener);
     oldest_listener_ = (oldest_listener_ + 1) % kListeners;
+    listener.filled = false;
+    head_came(listener.head.span().first(listener.bytes), listener.source);
+    listen(listener);
   }
-  return true;
 }
 
-// Asks MPI what else has completed. The requests leave the list here, so that handling an event may add
-// others.
+// Asks MPI what has completed, once: with every question that finds nothing it may give its core away. The
+// requests leave the list here, so that handling an event may add others.
 bool MpiTransport::collect() {
   if (requests_.empty()) return false;
   const std::size_t count = requests_.size();
@@ -327,7 +335,8 @@ bool MpiTransport::collect() {
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     events_.push_back({.owner = owners_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])],
                        .error = code == MPI_ERR_IN_STATUS ? status.MPI_ERROR : MPI_SUCCESS,
-                       .bytes = bytes});
+                       .bytes = bytes,
+                       .source = status.MPI_SOURCE});
   }
   std::sort(indices_.begin(), indices_.begin() + done, std::greater<>());
   for (int i = 0; i < done; ++i) {
@@ -351,18 +360,24 @@ void MpiTransport::dispatch() {
 }
 
 bool MpiTransport::poll() noexcept {
-  bool any = take_heads();
-  if (collect()) {
-    dispatch();
-    any = true;
-  }
-  if (any) stir();
-  return any;
+  if (!collect()) return false;
+  dispatch();
+  stir();
+  return true;
 }
 
 void MpiTransport::handle(const Event& event) {
   if (event.owner.role == Owner::Role::piece) {
     piece_came(*static_cast<Incoming*>(event.owner.target), event);
+    return;
+  }
+  if (event.owner.role == Owner::Role::head) {
+    if (event.error != MPI_SUCCESS) fail(event.error, -1, "a receive");
+    Listener& listener = *static_cast<Listener*>(event.owner.target);
+    listener.filled = true;
+    listener.source = event.source;
+    listener.bytes = static_cast<std::size_t>(event.bytes);
+    take_heads();
     return;
   }
   Outgoing& out = *static_cast<Outgoing*>(event.owner.target);
@@ -391,7 +406,9 @@ void MpiTransport::piece_came(Incoming& incoming, const Event& event) {
          incoming.staging.data() == nullptr);
   incoming.staging = Buffer();
   incoming.target = {};
+  filling_.erase(incoming);
   free_incoming_.push_back(&incoming);
+  match(incoming.key);
 }
 
 }  // namespace weft::mpi

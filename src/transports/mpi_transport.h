@@ -32,7 +32,7 @@ inline constexpr Time kShortestSleep = 5us;
 inline constexpr Time kCancelPatience = 2s;  // for what the network alone delays
 inline constexpr int kHeadTag = 0;           // payloads have those above
 // Enough for the heads that come between two polls; what finds none waits in MPI.
-inline constexpr std::size_t kListeners = 32;
+inline constexpr std::size_t kListeners = 16;
 
 std::string text_of(int code);  // MPI's own words
 
@@ -46,7 +46,9 @@ struct Outgoing {
 // A receive that is posted for the next head, whoever sends it.
 struct Listener {
   Buffer head;
-  MPI_Request request = MPI_REQUEST_NULL;
+  bool filled = false;
+  int source = 0;  // if so
+  std::size_t bytes = 0;
 };
 
 // A message whose head came before its receive was posted. Reused.
@@ -60,8 +62,13 @@ struct Arrival {
   Buffer payload;  // a short one
 };
 
-// A long payload on its way to where it belongs. Reused.
+// A long payload on its way to where it belongs: one at a time of a (source, identity), so that its memory is
+// still warm when the next one takes it. Reused.
 struct Incoming {
+  MatchKey key;
+  Incoming* match_next = nullptr;
+  Incoming* match_previous = nullptr;
+
   RecvRecord* record = nullptr;  // null once it was cancelled
   wire::Frame frame;
   Buffer staging;  // of a consumer
@@ -80,7 +87,7 @@ struct Memory {
 };
 
 struct Owner {
-  enum class Role { outgoing, piece } role;
+  enum class Role { outgoing, head, piece } role;
   void* target;
 };
 
@@ -88,6 +95,7 @@ struct Event {
   Owner owner;
   int error;
   int bytes;
+  int source;
 };
 
 class MpiTransport final : public Transport {
@@ -129,16 +137,17 @@ class MpiTransport final : public Transport {
   }
 
   void listen(Listener& listener);
+  void take_heads();
   void head_came(std::span<const std::byte> bytes, int source);
   void data_came(const wire::Frame& frame, std::span<const std::byte> payload);
   [[noreturn]] void goodbye_came(const wire::Frame& frame, std::span<const std::byte> text);
+  void match(const MatchKey& key);
   void open_message(RecvRecord& recv, const wire::Frame& frame, std::span<const std::byte> payload, int tag);
   void fill(RecvRecord& recv, const wire::Frame& frame, int tag);
   void finish(RecvRecord* recv, const wire::Frame& frame, std::span<const std::byte> payload, bool in_place);
   void cancel_recv(RecvRecord& recv);
   bool is_long(const wire::Frame& frame) const { return frame.length > options_.bounce_bytes; }
 
-  bool take_heads();
   bool collect();
   void dispatch();
   void handle(const Event& event);
@@ -171,6 +180,7 @@ class MpiTransport final : public Transport {
   std::vector<Incoming*> free_incoming_;
   MatchTable<RecvRecord> waiting_;
   MatchTable<Arrival> arrived_;
+  MatchTable<Incoming> filling_;
 
   bool closed_ = false;
   std::exception_ptr failure_;
