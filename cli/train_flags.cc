@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <charconv>
+#include <cctype>
 
 #include "base/names.h"
 #include "transports/link_spec.h"
 #include "weft/error.h"
+#include "world/mesh.h"
 
 namespace weft::cli {
 
@@ -177,6 +181,38 @@ std::optional<EmulatedLink> resolve_network(const std::string& link, const Netwo
                       .nodes = static_cast<int>(network.nodes),
                       .scale_up_bytes_per_second =
                           network.scale_up.empty() ? 0 : parse_link(network.scale_up).bytes_per_second};
+}
+
+bool take_auto(SchemeOptions& scheme) {
+  if (scheme.name != kAutoScheme) return false;
+  scheme.name = SchemeOptions{}.name;
+  return true;
+}
+
+double parse_flops(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  std::string unit(rest, end);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const std::string ending : {"flop/s", "flops", "flop"}) {
+    if (!unit.ends_with(ending)) continue;
+    unit.resize(unit.size() - ending.size());
+    break;
+  }
+  constexpr std::string_view kPrefixes = "kmgtpe";
+  const std::size_t power = unit.empty() ? 0 : kPrefixes.find(unit[0]) + 1;
+  const bool known = error == std::errc() && unit.size() <= 1 && (unit.empty() || power != 0);
+  const double rate = value * std::pow(1000.0, static_cast<double>(power));
+  if (!known || !(rate > 0) || !std::isfinite(rate))
+    throw UsageError("--flops '" + text + "' is no rate: say 10tflops, 500gflops or 5e12");
+  return rate;
+}
+
+void check_mesh(const std::string& text, int ranks) {
+  const Mesh mesh = parse_mesh(text, ranks);
+  if (mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1)
+    throw UsageError("--mesh " + text + ": models are trained along dp only, say dp=" + std::to_string(ranks));
 }
 
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag) {

@@ -62,6 +62,15 @@ int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named, i
 // `link` with the network's nodes; none where `link` is empty. Throws UsageError.
 std::optional<EmulatedLink> resolve_network(const std::string& link, const NetworkFlags& network, int ranks);
 
+// Whether the scheme is "auto"; then it becomes the one that dense is compared with.
+inline constexpr std::string_view kAutoScheme = "auto";
+bool take_auto(SchemeOptions& scheme);
+
+// "5e12", "10tflops", "312T": FLOPs a second. Throws UsageError.
+double parse_flops(const std::string& text);
+// "dp=4": throws UsageError for what is no mesh of so many ranks, or has more than the data-parallel axis.
+void check_mesh(const std::string& text, int ranks);
+
 // Whether a command line has `flag`, or `flag=...`.
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag);
 

@@ -2,9 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -16,33 +13,9 @@
 #include "train_flags.h"
 #include "verbs.h"
 #include "weft/error.h"
+#include "workload/model_shapes.h"
 
 namespace weft::cli {
-
-namespace {
-
-// "5e12", "10tflops", "312T": FLOPs a second.
-double parse_flops(const std::string& text) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  std::string unit(rest, end);
-  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::tolower(c); });
-  for (const std::string ending : {"flop/s", "flops", "flop"}) {
-    if (!unit.ends_with(ending)) continue;
-    unit.resize(unit.size() - ending.size());
-    break;
-  }
-  constexpr std::string_view kPrefixes = "kmgtpe";
-  const std::size_t power = unit.empty() ? 0 : kPrefixes.find(unit[0]) + 1;
-  const bool known = error == std::errc() && unit.size() <= 1 && (unit.empty() || power != 0);
-  const double rate = value * std::pow(1000.0, static_cast<double>(power));
-  if (!known || !(rate > 0) || !std::isfinite(rate))
-    throw UsageError("--flops '" + text + "' is no rate: say 10tflops, 500gflops or 5e12");
-  return rate;
-}
-
-}  // namespace
 
 OutlineCommand read_outline_flags(const std::vector<std::string>& arguments) {
   CLI::App app{"Measure the blocks of a model for emulated and simulated runs.\n", "weft outline"};
@@ -93,6 +66,8 @@ OutlineCommand read_outline_flags(const std::vector<std::string>& arguments) {
   return command;
 }
 
+namespace {
+
 void print(const Outline& outline) {
   std::vector<std::int64_t> parameters(outline.blocks.size());
   std::size_t widest = 5;
@@ -126,10 +101,25 @@ void print(const Outline& outline) {
               how.c_str());
 }
 
+}  // namespace
+
+void keep(const OutlineCommand& command, const Outline& outline) {
+  write_outline(command.file, outline);
+  print(outline);
+  std::printf("%s written\n", command.file.c_str());
+}
+
 std::optional<int> outline_without_torch(const std::vector<std::string>& arguments) {
   const OutlineCommand command = read_outline_flags(arguments);
-  if (command.shown.empty()) return std::nullopt;
-  print(read_outline(command.shown));
+  if (!command.shown.empty()) {
+    print(read_outline(command.shown));
+    return kOk;
+  }
+  if (command.flops_per_second == 0) return std::nullopt;
+  const TrainOptions& train = command.options.train;
+  const ModelOptions sizes = model_sizes(train, *open_data(data_options(train)).source);
+  const std::int64_t tokens = command.options.sequences * sequence_length(train);
+  keep(command, outline_from_flops(model_shape(train.model, sizes), tokens, command.flops_per_second));
   return kOk;
 }
 

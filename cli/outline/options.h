@@ -19,6 +19,7 @@ struct OutlineCommand {
 // Throws UsageError, or CLI::ParseError (which --help is one of).
 OutlineCommand read_outline_flags(const std::vector<std::string>& arguments);
 
-void print(const Outline& outline);
+// Writes it to the command's file, and prints it.
+void keep(const OutlineCommand& command, const Outline& outline);
 
 }  // namespace weft::cli

@@ -22,12 +22,7 @@ int outline(const std::vector<std::string>& arguments) {
   if (const std::optional<int> status = outline_without_torch(arguments)) return *status;
   keep_freed_memory();
   const OutlineCommand command = read_outline_flags(arguments);
-  const Outline made = command.flops_per_second > 0
-                           ? outline_from_flops(command.options, command.flops_per_second)
-                           : measure_outline(command.options);
-  write_outline(command.file, made);
-  print(made);
-  std::printf("%s written\n", command.file.c_str());
+  keep(command, measure_outline(command.options));
   return kOk;
 }
 

@@ -1,9 +1,12 @@
 #include "train/emulated.h"
 
+#include <cstdio>
+
 #include "measure/memory.h"
 #include "measure/run_report.h"
 #include "measure/summary.h"
 #include "torch_verbs.h"
+#include "train/auto_scheme.h"
 #include "train/run_folder.h"
 #include "verbs.h"
 
@@ -24,12 +27,12 @@ StepRecord record_of(const RankSteps& rank, std::size_t step, const TrainOptions
   return record;
 }
 
-EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const Outline& outline) {
-  if (!command.computation.simulated()) {
-    return emulate_ranks(command.ranks, command.link, outline, emulation_of(options, command.ranks, outline));
-  }
-  const SimulatedCosts costs = measured_costs(options, command.ranks, outline);
-  return simulate(options, command.ranks, command.link, outline, costs);
+EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const Outline& outline,
+                const SimulatedCosts& costs, std::vector<Trace>& traces) {
+  if (command.computation.simulated())
+    return simulate(options, command.ranks, command.link, outline, costs, &traces);
+  return emulate_ranks(command.ranks, command.link, outline, emulation_of(options, command.ranks, outline),
+                       [] {}, &traces);
 }
 
 }  // namespace
@@ -41,8 +44,16 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
       outline_for(folder, command.computation.outline, command.options, command.ranks, measure);
   TrainOptions options = command.options;
   options.model = outline.model;
+  const SimulatedCosts costs = measured_costs(options, command.ranks, outline);
+  std::string config = command.config;
+  if (command.auto_scheme) {
+    const Choice choice = choose_for(options, command.ranks, command.link, outline);
+    std::fprintf(stderr, "weft: note: scheme auto: %s\n", choice.why.c_str());
+    options.scheme = choice.scheme;
+    config = with_scheme(config, choice.scheme);
+  }
   RunReport report(options, {.folder = folder,
-                             .config = command.config,
+                             .config = config,
                              .transport = command.computation.transport,
                              .ranks = command.ranks,
                              .compute = command.computation.compute});
@@ -50,7 +61,9 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   start.parameters = outline.parameters;
   start.data = "computation by an outline (" + outline.source + "), gradients that were drawn";
   report.started(start);
-  const EmulatedRun done = run(command, options, outline);
+  std::vector<Trace> traces = make_traces(command.ranks, command.trace);
+  const EmulatedRun done = run(command, options, outline, costs, traces);
+  write_traces(folder / "trace.json", traces);
   const std::vector<RankSteps> ranks = rank_steps(done);
   const double tokens = static_cast<double>(outline.tokens_per_rank) * command.ranks;
   const std::size_t steps = ranks.front().seconds.size();
@@ -60,6 +73,11 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   summarize(job_of(ranks), tokens * static_cast<double>(steps), summary);
   summary.formula_bytes_per_step = static_cast<double>(done.ranks.front().formula_bytes);
   summary.wire_bytes = done.wire_bytes;
+  if (command.ranks <= kMostRanks) {
+    const SimulationOptions simulation = simulation_of(command.ranks, command.link, costs);
+    summary.predicted_step_seconds =
+        predict(outline, emulation_of(options, command.ranks, outline), simulation).step_seconds;
+  }
   report.finish(summary);
 }
 

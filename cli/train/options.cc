@@ -13,14 +13,15 @@ namespace {
 
 // As typed; what is empty has a default that depends on something else.
 struct Typed : TrainFlags, Computation, NetworkFlags {
-  std::string out, resume;
+  std::string out, resume, mesh;
   bool resume_given = false, trace = false;
   std::int64_t checkpoint_every = 200, keep_last = 2;
 };
 
 void add_scheme(Settings& s, Typed& t) {
   s.group("Gradients");
-  s.add("scheme", t.options.scheme.name, list_of(scheme_names()) + " (default spardl)");
+  s.add("scheme", t.options.scheme.name,
+        list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");
   add_gradient_flags(s, t);
 }
 
@@ -33,6 +34,7 @@ void add_optimizer(Settings& s, Typed& t) {
 void add_run(CLI::App& app, Settings& s, Typed& t) {
   s.group("Run");
   s.add("ranks", t.ranks, "as threads of this process; under a launcher: its number");
+  s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
   s.add("link", t.link, "RATE[,LATENCY], e.g. 1gbit,50us: a slow network between threads");
   add_node_flags(s, t);
   s.add("plan-link", t.plan_link, "RATE[,LATENCY] by which algorithms are chosen; bits depend on it");
@@ -90,6 +92,8 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   resolve_model(t);
   resolve_data(t);
   resolve_plan(t);
+  check_mesh(t.mesh, command.ranks);
+  command.auto_scheme = take_auto(t.options.scheme);
   check_train(t.options, command.ranks);
   check_computation(t, t.options);
   if (t.emulated() && t.resume_given)
@@ -110,8 +114,6 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
           "--link shapes ranks that are threads of one process; under a launcher see tools/netlab");
     command.link.reset();
   }
-  if (t.trace && t.emulated())
-    throw UsageError("--trace is of a run that computes: emulated computation writes none");
   command.options = t.options;
   command.run.checkpoint_every = t.checkpoint_every;
   command.run.keep_last = static_cast<int>(t.keep_last);

@@ -3,6 +3,7 @@
 #include <array>
 #include <ctime>
 
+#include "measure/files.h"
 #include "weft/error.h"
 
 namespace weft::cli {
@@ -81,6 +82,19 @@ fs::path claim_folder(const RunPlace& place, const TrainOptions& options) {
   fs::create_directories(folder, error);
   if (error) throw UsageError("'" + folder.string() + "' cannot be made: " + error.message());
   return folder;
+}
+
+std::vector<Trace> make_traces(int ranks, bool all) {
+  constexpr std::size_t kFirstEvents = 4000;
+  std::vector<Trace> out;
+  for (int r = 0; r < ranks; ++r) out.push_back(all ? Trace() : Trace(kFirstEvents));
+  return out;
+}
+
+void write_traces(const std::filesystem::path& file, std::span<const Trace> traces, int first) {
+  std::vector<const Trace*> of_rank;
+  for (const Trace& trace : traces) of_rank.push_back(&trace);
+  write_file(file, chrome_trace(of_rank, first));
 }
 
 }  // namespace weft::cli

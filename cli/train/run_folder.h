@@ -8,8 +8,11 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "weft/trace.h"
 #include "workload/train_options.h"
 #include "workload/train_run.h"
 
@@ -25,6 +28,11 @@ RunPlace find_place(const std::string& out, bool resume_given, const std::string
 
 // Makes the folder of a run; only one rank of it does. Throws UsageError for one that has another run.
 std::filesystem::path claim_folder(const RunPlace& place, const TrainOptions& options);
+
+// A trace for each of `ranks`: of all events, or of a run's first ones; and trace.json of them. `first`: the
+// rank of the first.
+std::vector<Trace> make_traces(int ranks, bool all);
+void write_traces(const std::filesystem::path& file, std::span<const Trace> traces, int first = 0);
 
 // runs/<model>-<scheme>-<UTC time>, one that is not there.
 std::filesystem::path default_folder(const std::string& model, const std::string& scheme);

@@ -4,11 +4,11 @@
 #include <memory>
 #include <thread>
 
-#include "measure/files.h"
 #include "measure/memory.h"
 #include "measure/run_report.h"
 #include "outline/measured.h"
 #include "torch_verbs.h"
+#include "train/auto_scheme.h"
 #include "train/emulated.h"
 #include "train/options.h"
 #include "train/run_folder.h"
@@ -31,15 +31,19 @@ TrainRun run_in(const TrainCommand& command, const std::string& folder) {
   return run;
 }
 
-// Of a run that was not asked for all of it: its first steps.
-constexpr std::size_t kFirstEvents = 4000;
+// --scheme auto, from here on a scheme of the table. The choice is one rank's.
+void settle_scheme(TrainCommand& command, const std::string& line) {
+  std::string why;
+  take_line(line, command.options, why);
+  command.config = command.run.config = with_scheme(command.config, command.options.scheme);
+  command.auto_scheme = false;
+}
 
-Trace make_trace(const TrainCommand& command) { return command.trace ? Trace() : Trace(kFirstEvents); }
-
-std::string trace_text(std::span<const Trace> traces, int first = 0) {
-  std::vector<const Trace*> of_rank;
-  for (const Trace& trace : traces) of_rank.push_back(&trace);
-  return chrome_trace(of_rank, first);
+std::string chosen_line(const TrainCommand& command, bool launched) {
+  const Outline outline = measured_outline(command.options, command.ranks);
+  const Choice choice = choose_for(command.options, command.ranks, command.link, outline, launched);
+  std::fprintf(stderr, "weft: note: scheme auto: %s\n", choice.why.c_str());
+  return line_of(choice);
 }
 
 ReportOptions report_of(const TrainCommand& command, const std::string& folder, std::string transport) {
@@ -52,15 +56,16 @@ ReportOptions report_of(const TrainCommand& command, const std::string& folder, 
           .oversubscribed = cores > 0 && busy > cores};
 }
 
-void on_threads(const TrainCommand& command) {
+void on_threads(TrainCommand command) {
   // Before the folder is made: what cannot be read leaves nothing behind.
   const OpenedData opened = open_data(data_options(command.options));
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
+  if (command.auto_scheme) settle_scheme(command, chosen_line(command, false));
   const std::string folder = claim_folder(command.place, command.options).string();
   TrainRun run = run_in(command, folder);
   run.source = opened.source;
 
-  std::vector<Trace> traces(static_cast<std::size_t>(command.ranks), make_trace(command));
+  std::vector<Trace> traces = make_traces(command.ranks, command.trace);
   RunOptions ranks;
   ranks.config = Config::from_environment();
   ranks.traces = &traces;
@@ -73,15 +78,15 @@ void on_threads(const TrainCommand& command) {
     const TrainSummary mine = train_rank(world, command.options, run, observer);
     if (world.rank() == 0) summary = mine;
   });
-  write_file(fs::path(folder) / "trace.json", trace_text(traces));
+  write_traces(fs::path(folder) / "trace.json", traces);
   report.finish(summary);
 }
 
-void as_launched(const TrainCommand& command) {
-  Trace trace = make_trace(command);
+void as_launched(TrainCommand command) {
+  std::vector<Trace> traces = make_traces(1, command.trace);
   JoinOptions join;
   join.config = Config::from_environment();
-  join.trace = &trace;
+  join.trace = &traces.front();
   std::unique_ptr<RunReport> report;
   TrainSummary summary;
   std::string folder;
@@ -90,6 +95,8 @@ void as_launched(const TrainCommand& command) {
     const std::unique_ptr<World> world = join_world(join);
     rank = world->rank();
     try {
+      if (command.auto_scheme)
+        settle_scheme(command, from_rank_0(*world, [&] { return chosen_line(command, true); }));
       folder = from_rank_0(*world, [&] { return claim_folder(command.place, command.options).string(); });
       if (rank == 0) {
         report = std::make_unique<RunReport>(command.options,
@@ -104,8 +111,7 @@ void as_launched(const TrainCommand& command) {
       throw;
     }
   }
-  write_file(fs::path(folder) / ("trace.rank" + std::to_string(rank) + ".json"),
-             trace_text({&trace, 1}, rank));
+  write_traces(fs::path(folder) / ("trace.rank" + std::to_string(rank) + ".json"), traces, rank);
   if (report != nullptr) report->finish(summary);
 }
 

@@ -86,13 +86,16 @@ RunOptions run_options(const std::optional<EmulatedLink>& link) {
 }
 
 EmulatedRun emulate_ranks(int ranks, const std::optional<EmulatedLink>& link, const Outline& outline,
-                          const EmulationOptions& given, const std::function<void()>& failed) {
+                          const EmulationOptions& given, const std::function<void()>& failed,
+                          std::vector<Trace>* traces) {
   EmulationOptions options = given;
   options.windows = windows_of(outline, options);  // once for all ranks
   EmulatedRun out;
   out.ranks.resize(static_cast<std::size_t>(ranks));
   std::mutex mutex;
-  run_ranks(ranks, run_options(link), [&](World& world) {
+  RunOptions run = run_options(link);
+  run.traces = traces;
+  run_ranks(ranks, run, [&](World& world) {
     try {
       const std::uint64_t before = world.traffic().wire_bytes_sent;
       out.ranks[static_cast<std::size_t>(world.rank())] = emulate_rank(world, outline, options);
@@ -115,13 +118,20 @@ SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outl
   return out;
 }
 
-EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
-                     const Outline& outline, const SimulatedCosts& costs) {
+SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& link,
+                                const SimulatedCosts& costs) {
   SimulationOptions simulation;
   simulation.ranks = ranks;
   simulation.config = Config::from_environment();
   simulation.costs = costs;
   simulation.link = link.value_or(EmulatedLink{});
+  return simulation;
+}
+
+EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
+                     const Outline& outline, const SimulatedCosts& costs, std::vector<Trace>* traces) {
+  SimulationOptions simulation = simulation_of(ranks, link, costs);
+  simulation.traces = traces;
   return {.ranks = simulate_ranks(outline, emulation_of(options, ranks, outline), simulation),
           .wire_bytes = std::nullopt};
 }

@@ -60,13 +60,18 @@ struct EmulatedRun {
 // Wall time. `failed` is called on the thread of a rank that ends with an error.
 EmulatedRun emulate_ranks(
     int ranks, const std::optional<EmulatedLink>& link, const Outline& outline,
-    const EmulationOptions& options, const std::function<void()>& failed = [] {});
+    const EmulationOptions& options, const std::function<void()>& failed = [] {},
+    std::vector<Trace>* traces = nullptr);  // one per rank
 
 // What selection and coding take in virtual time, by the kernels' costs on this machine.
 SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline);
+// The link and the costs of a run in virtual time.
+SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& link,
+                                const SimulatedCosts& costs);
 // Virtual time.
 EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
-                     const Outline& outline, const SimulatedCosts& costs);
+                     const Outline& outline, const SimulatedCosts& costs,
+                     std::vector<Trace>* traces = nullptr);
 
 std::vector<RankSteps> rank_steps(const EmulatedRun& run);
 

@@ -169,6 +169,8 @@ void RunReport::finish(const TrainSummary& s) {
                      {"seconds", s.seconds},
                      {"tokens_per_second", s.tokens_per_second},
                      {"step_seconds_median", s.step_seconds_median},
+                     {"predicted_step_seconds", s.predicted_step_seconds ? Json(*s.predicted_step_seconds)
+                                                                          : Json(nullptr)},
                      {"step_seconds", s.step_seconds},
                      {"waiting_share", s.waiting_share},
                      {"payload_bytes_per_step", s.payload_bytes_per_step},
@@ -185,6 +187,8 @@ void RunReport::finish(const TrainSummary& s) {
               : real                     ? ""
                                          : ", emulated",
               100 * s.waiting_share);
+  if (s.predicted_step_seconds)
+    std::printf("the plan predicted %s a step\n", seconds_text(*s.predicted_step_seconds).c_str());
   std::printf("gradients: %s a step from the busiest rank (formula, 8 bytes an entry: %s)\n",
               size_text(s.payload_bytes_per_step).c_str(), size_text(s.formula_bytes_per_step).c_str());
   std::printf("%s\n", report_.folder.string().c_str());

@@ -97,6 +97,7 @@ struct SimulationOptions {
   EmulatedLink link;  // 0 bytes per second: no limit
   SimulatedCosts costs;
   Config config = {};
+  std::vector<Trace>* traces = nullptr;  // one per rank, filled while they run
 };
 
 // A result for each rank. Throws UsageError and what the ranks' operations throw.

@@ -1,5 +1,6 @@
 #include "workload/outline.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -95,6 +96,39 @@ void check(const Outline& outline, std::string_view where) {
                                                   " elements, and parameters says " +
                                                   std::to_string(outline.parameters));
   check_tables(c, outline);
+}
+
+Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second) {
+  if (!(flops_per_second > 0) || !std::isfinite(flops_per_second))
+    throw UsageError("a rate of FLOPs a second must be positive");
+  if (tokens_per_rank < 1) throw UsageError("a rank must have at least one token in a step");
+  Outline out;
+  out.model = shape.model;
+  out.source = Outline::kFlops;
+  out.flops_per_second = flops_per_second;
+  out.parameters = shape.num_elements();
+  out.tokens_per_rank = tokens_per_rank;
+  for (const BlockShape& block : shape.blocks) {
+    double flops = 0;
+    for (const PartShape& part : block.parts) flops += part.flops_per_token;
+    const double forward = flops * static_cast<double>(tokens_per_rank) / flops_per_second;
+    out.blocks.push_back({.name = block.name, .forward_seconds = forward, .backward_seconds = 2 * forward});
+  }
+  for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
+    const ParameterShape& p = shape.parameters[i];
+    OutlineTensor tensor{
+        .name = p.name, .length = p.count(), .rows = p.rows(), .block = shape.block_of(static_cast<int>(i))};
+    if (tensor.rows > 0) tensor.columns = tensor.length / tensor.rows;
+    if (p.table) {
+      out.tables.push_back({.name = p.name,
+                            .rows = tensor.rows,
+                            .width = tensor.columns,
+                            .rows_per_step = static_cast<double>(std::min(tensor.rows, tokens_per_rank))});
+    }
+    out.tensors.push_back(std::move(tensor));
+  }
+  check(out);
+  return out;
 }
 
 double compute_seconds(const Outline& outline) {

@@ -199,6 +199,7 @@ SimRanksOptions sim_options(const SimulationOptions& simulation) {
   if (simulation.link.scale_up_bytes_per_second > 0)
     link.scale_up_bytes_per_second = simulation.link.scale_up_bytes_per_second;
   out.config = simulation.config;
+  out.traces = simulation.traces;
   out.kernels = simulation.costs.kernels;
   out.sim.workers = simulation.costs.workers;
   return out;

@@ -65,6 +65,8 @@ struct TrainSummary {
   double formula_bytes_per_step = 0;  // of the last step; see data_parallel/formula.h
   // All that the busiest rank sent, with frames and control; none in virtual time, where nothing is framed.
   std::optional<std::uint64_t> wire_bytes;
+  // What the plan predicted (planner/plan.h); none where no outline of the model is known.
+  std::optional<double> predicted_step_seconds;
   std::int64_t checkpoint_step = -1;  // written last; -1: none
 };
 

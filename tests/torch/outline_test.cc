@@ -13,6 +13,7 @@
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/outline/measure.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 namespace {
@@ -138,7 +139,8 @@ TEST(MeasuredOutline, RanksComputeSideBySide) {
 
 TEST(OutlineFromFlops, IsTheFormula) {
   const OutlineOptions options = options_of("gpt");
-  const Outline outline = outline_from_flops(options, 1e9);
+  const ModelShape shape = model_shape(options.train.model, options.train.sizes);
+  const Outline outline = outline_from_flops(shape, 8 * 32, 1e9);
   EXPECT_EQ(outline.source, "flops");
   EXPECT_EQ(outline.flops_per_second, 1e9);
   // Products with 12 d^2 weights and the attention of a layer, and the head's with d V; 2 FLOPs each.
@@ -148,7 +150,7 @@ TEST(OutlineFromFlops, IsTheFormula) {
   EXPECT_DOUBLE_EQ(outline.blocks[1].backward_seconds, 2 * layer * tokens / 1e9);
   EXPECT_DOUBLE_EQ(outline.blocks.back().forward_seconds, head * tokens / 1e9);
   EXPECT_DOUBLE_EQ(compute_seconds(outline), 3 * (2 * layer + head) * tokens / 1e9);
-  EXPECT_DOUBLE_EQ(compute_seconds(outline_from_flops(options, 2e9)), compute_seconds(outline) / 2);
+  EXPECT_DOUBLE_EQ(compute_seconds(outline_from_flops(shape, 8 * 32, 2e9)), compute_seconds(outline) / 2);
   for (const OutlineTensor& tensor : outline.tensors) EXPECT_EQ(tensor.ready, 1);
 }
 
@@ -163,7 +165,9 @@ TEST(MeasuredOutline, RefusesWhatCannotBeMeant) {
   refused([](OutlineOptions& o) { o.sequences = 0; });
   refused([](OutlineOptions& o) { o.steps = 0; });
   refused([](OutlineOptions& o) { o.side_by_side = 0; });
-  EXPECT_THROW(outline_from_flops(options_of("gpt"), 0), UsageError);
+  const ModelShape shape = model_shape("gpt", options_of("gpt").train.sizes);
+  EXPECT_THROW(outline_from_flops(shape, 256, 0), UsageError);
+  EXPECT_THROW(outline_from_flops(shape, 0, 1e9), UsageError);
 }
 
 }  // namespace

@@ -175,8 +175,6 @@ class SideBySide {
 
   // Seconds are of all ranks; tensors and tables of the first.
   Outline measure(int steps, int warmup);
-  // Of the blocks' forward passes. REQUIRES: measured.
-  const std::vector<double>& flops_per_token() const { return flops_per_token_; }
 
  private:
   void run_rank(int rank, int steps, int warmup);
@@ -191,7 +189,6 @@ class SideBySide {
   std::vector<std::vector<StepTimes>> times_;
   std::exception_ptr failure_;
   Outline out_;
-  std::vector<double> flops_per_token_;
 };
 
 void SideBySide::describe(const MeasuredModel& measured) {
@@ -200,12 +197,7 @@ void SideBySide::describe(const MeasuredModel& measured) {
   out_.side_by_side = options_.side_by_side;
   out_.parameters = shape.num_elements();
   out_.tokens_per_rank = options_.sequences * sequence_length(options_.train);
-  for (const BlockShape& block : shape.blocks) {
-    out_.blocks.push_back({.name = block.name});
-    double flops = 0;
-    for (const PartShape& part : block.parts) flops += part.flops_per_token;
-    flops_per_token_.push_back(flops);
-  }
+  for (const BlockShape& block : shape.blocks) out_.blocks.push_back({.name = block.name});
   for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
     const ParameterShape& p = shape.parameters[i];
     OutlineTensor tensor{
@@ -279,27 +271,6 @@ Outline SideBySide::measure(int steps, int warmup) {
 
 Outline measure_outline(const OutlineOptions& options) {
   return SideBySide(options).measure(options.steps, options.warmup);
-}
-
-Outline outline_from_flops(const OutlineOptions& options, double flops_per_second) {
-  if (!(flops_per_second > 0) || !std::isfinite(flops_per_second))
-    throw UsageError("a rate of FLOPs a second must be positive");
-  OutlineOptions alone = options;
-  alone.side_by_side = 1;
-  // One step tells the tensors, and the rows that a batch touches.
-  SideBySide one(alone);
-  Outline out = one.measure(1, 0);
-  out.source = Outline::kFlops;
-  out.flops_per_second = flops_per_second;
-  out.other_seconds = 0;
-  for (std::size_t b = 0; b < out.blocks.size(); ++b) {
-    const double forward =
-        one.flops_per_token()[b] * static_cast<double>(out.tokens_per_rank) / flops_per_second;
-    out.blocks[b] = {.name = out.blocks[b].name, .forward_seconds = forward, .backward_seconds = 2 * forward};
-  }
-  for (OutlineTensor& tensor : out.tensors) tensor.ready = 1;
-  check(out);
-  return out;
 }
 
 }  // namespace weft

@@ -1,8 +1,8 @@
-// The outline of a model, from LibTorch: blocks' seconds measured on this machine, or counted in FLOPs. No
-// torch is reachable from here.
+// The outline of a model, from LibTorch: blocks' seconds measured on this machine. (Those that are counted in
+// FLOPs need no torch: workload/outline.h.) No torch is reachable from here.
 //
-// Measured: forward, backward and update of some steps on synthetic tokens, after a warm-up; medians over
-// the steps and means over the ranks.
+// Forward, backward and update of some steps on the data's tokens, after a warm-up; medians over the steps
+// and means over the ranks.
 //   forward   all parts of the block; the last block's ends with the loss
 //   backward  a block's ends when its first input's gradient is known, that is when backward enters the block
 //             before it; the first one's with the end of backward. A tensor's `ready` is where inside of that
@@ -12,9 +12,6 @@
 //   other     making the batch's tensors and what else a step has around these
 // With side_by_side ranks above 1 as many threads compute at the same time, each its own model: what they
 // take from each other (memory, caches, cores) is then in the seconds.
-//
-// From FLOPs: a block's forward takes flops_per_token x tokens / rate, its backward twice as much; an update
-// and other take nothing (on accelerators they are small beside it, and a rate says nothing of them).
 #pragma once
 
 #include <cstdint>
@@ -33,6 +30,5 @@ struct OutlineOptions {
 
 // Throws UsageError.
 Outline measure_outline(const OutlineOptions& options);
-Outline outline_from_flops(const OutlineOptions& options, double flops_per_second);
 
 }  // namespace weft
