@@ -104,8 +104,8 @@ std::vector<bool> dealt_out(std::span<const LiveRow> rows) {
     if (one_is_enough && rows[i].row.peers.size > 1) shared.push_back(i);
   }
   std::sort(shared.begin(), shared.end(), [&](std::size_t a, std::size_t b) {
-    const std::size_t mine = rows[a].row.num_bytes(), other = rows[b].row.num_bytes();
-    return mine != other ? mine > other : a < b;
+    const std::size_t bytes = rows[a].row.num_bytes(), other = rows[b].row.num_bytes();
+    return bytes != other ? bytes > other : a < b;
   });
   std::map<std::pair<std::uint64_t, int>, std::vector<std::size_t>> loads;  // of each group's peers
   for (const std::size_t i : shared) {
