@@ -237,6 +237,7 @@ LiveRow ParameterState::factor_row(int parameter) {
 void ParameterState::add_controllers(std::vector<LiveRow>& rows, int b) {
   const Bucket& bucket = plan_.bucket(b);
   std::vector<std::string> names;
+  names.reserve(bucket.pieces.size());
   for (const BucketPiece& piece : bucket.pieces) names.push_back(plan_.parameter(piece.parameter).name);
   const std::string name = bucket_name(plan_, b);
   SparseWork& work = buckets_[static_cast<std::size_t>(b)]->work();

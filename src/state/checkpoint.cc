@@ -282,6 +282,7 @@ Checkpoint::Checkpoint(const fs::path& dir, std::int64_t step) : folder_(dir / f
   }
   index_ = read_index(folder_ / kIndexName, step);
   std::vector<std::vector<RowLine>> rows;
+  rows.reserve(index_.files.size());
   for (const CheckpointIndex::File& file : index_.files)
     rows.push_back(lines_of(file.lines, (folder_ / kIndexName).string()));
   check_whole(folder_, rows);

@@ -103,8 +103,9 @@ std::vector<bool> dealt_out(std::span<const LiveRow> rows) {
     const bool one_is_enough = rows[i].row.rule == LayoutRule::same || rows[i].row.rule == LayoutRule::moves;
     if (one_is_enough && rows[i].row.peers.size > 1) shared.push_back(i);
   }
-  std::stable_sort(shared.begin(), shared.end(), [&](std::size_t a, std::size_t b) {
-    return rows[a].row.num_bytes() > rows[b].row.num_bytes();
+  std::sort(shared.begin(), shared.end(), [&](std::size_t a, std::size_t b) {
+    const std::size_t bytes = rows[a].row.num_bytes(), other = rows[b].row.num_bytes();
+    return bytes != other ? bytes > other : a < b;
   });
   std::map<std::pair<std::uint64_t, int>, std::vector<std::size_t>> loads;  // of each group's peers
   for (const std::size_t i : shared) {
