@@ -84,6 +84,7 @@ int main(int argc, char** argv) {
   added(weft::cli::add_doctor(app));
   added(weft::cli::add_bench(app));
   added(weft::cli::add_launch(app));
+  added(weft::cli::add_plan(app));
   for (const weft::cli::TorchVerb& row : weft::cli::kTorchVerbs) added(weft::cli::add_torch_verb(app, row));
 
   const Invocation call = invocation(argc, argv);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/median.h"
+#include "base/statistics.h"
 #include "workload/job_steps.h"
 #include "workload/step_parts.h"
 #include "world/sim_ranks.h"

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "base/median.h"
+#include "base/statistics.h"
 #include "base/thread_time.h"
 #include "collectives/sparse_allreduce/lists.h"
 #include "collectives/sparse_allreduce/residual_rules.h"

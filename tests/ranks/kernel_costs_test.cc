@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/median.h"
+#include "base/statistics.h"
 #include "data_parallel/bucket_run.h"
 #include "instrumented.h"
 #include "weft/sparse.h"

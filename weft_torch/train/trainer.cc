@@ -225,7 +225,7 @@ void Trainer::save(std::int64_t steps_done) {
   const CheckpointInfo info{.step = steps_done,
                             .seed = options_.seed,
                             .metadata = {{"model", options_.model},
-                                         {"scheme", options_.scheme},
+                                         {"scheme", options_.scheme.name},
                                          {"ranks", std::to_string(world_.size())},
                                          {"config", run_.config}},
                             .extra = {}};

@@ -1,0 +1,206 @@
+// weft plan: what would happen to each tensor of a training run, in which order, and how long a step would
+// take. Trains nothing.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "measure/emulated.h"
+#include "measure/outline_file.h"
+#include "measure/text.h"
+#include "planner/choose.h"
+#include "torch_verbs.h"
+#include "train/auto_scheme.h"
+#include "train_flags.h"
+#include "verbs.h"
+#include "weft/error.h"
+#include "workload/model_shapes.h"
+#include "world/mesh.h"
+
+namespace weft::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct PlanCommand : TrainFlags, NetworkFlags {
+  std::string outline, flops = "50gflops", mesh;
+  bool show_schedule = false, json = false;
+};
+
+void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
+  add_model_flags(s, c);
+  s.group("Data");
+  s.add("global-batch", c.options.global_batch, "sequences of a step, of all ranks together");
+  s.add("length", c.options.length, "tokens of a sequence; 0: the context");
+  s.group("Gradients");
+  s.add("scheme", c.options.scheme.name,
+        list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");
+  add_gradient_flags(s, c);
+  s.add("clip-norm", c.options.clip_norm, "of the averaged gradient; 0: none. Updates then wait for all of it");
+  s.group("Run");
+  s.add("ranks", c.ranks, "of the job");
+  s.add("mesh", c.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
+  s.add("link", c.link, "RATE[,LATENCY] between ranks, e.g. 1gbit,50us; none: no limit");
+  add_node_flags(s, c);
+  s.add("plan-link", c.plan_link, "RATE[,LATENCY] by which algorithms are chosen");
+  s.group("Plan");
+  s.add("outline", c.outline, "FILE of `weft outline`: seconds that were measured");
+  s.add("flops", c.flops, "RATE of a rank where there is no outline: seconds from FLOPs (default 50gflops)");
+  app.add_flag("--show-schedule", c.show_schedule, "print the moves of a step")->group("Plan");
+  app.add_flag("--json", c.json, "one object: step_seconds, exposed_seconds, busiest_port_bytes, rows ...")
+      ->group("Plan");
+  app.footer(
+      "Examples:\n"
+      "  weft plan --model gpt --ranks 8 --link 1gbit,50us --scheme spardl --show-schedule\n"
+      "  weft plan --ranks 4 --link 200mbit --scheme auto --outline gpt.json");
+}
+
+Outline outline_of(const PlanCommand& c, int ranks) {
+  if (!c.outline.empty()) return read_outline(c.outline);
+  const std::int64_t sequences = std::max<std::int64_t>(1, c.options.global_batch / ranks);
+  return outline_from_flops(model_shape(c.options.model, c.options.sizes),
+                            sequences * sequence_length(c.options), parse_flops(c.flops));
+}
+
+Json to_json(const PlanRow& row) {
+  return {{"tensor", row.tensor},
+          {"elements", row.count},
+          {"strategy", row.strategy},
+          {"ranks", row.ranks},
+          {"divisor", row.divisor},
+          {"scheme", row.scheme},
+          {"codec", row.codec},
+          {"class", std::string(name_of(row.traffic))},
+          {"slot", row.slot},
+          {"bytes", row.bytes},
+          {"seconds", row.seconds},
+          {"why", row.why}};
+}
+
+struct Planned {
+  const PlanCommand& command;
+  const Outline& outline;
+  const SchemeOptions& scheme;
+  const std::optional<Choice>& choice;
+  const Plan& plan;
+};
+
+Json moves_of(const Plan& plan, const Table& table) {
+  Json out = Json::array();
+  constexpr const char* kKinds[] = {"compute", "announce", "start", "wait"};
+  for (const Move& move : table.moves) {
+    Json row{{"move", kKinds[static_cast<std::size_t>(move.kind)]}};
+    if (move.kind == Move::Kind::compute) {
+      row["piece"] = plan.shape.title(move.piece);
+    } else {
+      row["exchange"] = plan.tables.exchanges[static_cast<std::size_t>(move.exchange)].name;
+      row["offset"] = move.offset;
+      row["inside"] = move.inside;
+    }
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
+void print_json(const Planned& p, int ranks) {
+  const Prediction& predicted = p.plan.prediction;
+  Json out{{"model", p.outline.model},
+           {"parameters", p.outline.parameters},
+           {"ranks", ranks},
+           {"mesh", parse_mesh(p.command.mesh, ranks).text()},
+           {"link", p.command.link},
+           {"scheme", p.scheme.name},
+           {"computation", p.outline.source},
+           {"step_seconds", predicted.step_seconds},
+           {"exposed_seconds", predicted.exposed_seconds},
+           {"compute_seconds", predicted.compute_seconds},
+           {"busiest_port_bytes", predicted.busiest_port_bytes},
+           {"updates_wait_because", p.plan.why_updates_wait}};
+  if (p.choice) {
+    out["why"] = p.choice->why;
+    for (const Candidate& c : p.choice->candidates)
+      out["candidates"].push_back({{"name", c.name}, {"step_seconds", c.prediction.step_seconds}});
+  }
+  out["rows"] = Json::array();
+  for (const PlanRow& row : p.plan.rows) out["rows"].push_back(to_json(row));
+  if (p.command.show_schedule) {
+    for (const Table* table : {&p.plan.tables.first, &p.plan.tables.steady, &p.plan.tables.settle})
+      out["schedule"][std::string(name_of(table->phase))] = moves_of(p.plan, *table);
+  }
+  std::printf("%s\n", out.dump(2).c_str());
+}
+
+void print_text(const Planned& p, int ranks) {
+  const std::string link = p.command.link.empty() ? "a link without limits" : p.command.link;
+  std::printf("%s, %lld parameters, %d ranks (%s) over %s; a rank computes %s a step (%s)\n",
+              p.outline.model.c_str(), static_cast<long long>(p.outline.parameters), ranks,
+              parse_mesh(p.command.mesh, ranks).text().c_str(), link.c_str(),
+              seconds_text(p.plan.prediction.compute_seconds).c_str(),
+              p.outline.source == Outline::kFlops
+                  ? ("from FLOPs at " + p.command.flops + "; --outline has measured ones").c_str()
+                  : "measured");
+  if (p.choice) std::printf("scheme auto: %s\n", p.choice->why.c_str());
+  std::printf("\n%-4s %-44s %12s %-11s %-12s %-9s %10s %10s  %s\n", "slot", "tensor", "elements", "scheme",
+              "codec", "class", "bytes", "alone", "why");
+  for (const PlanRow& row : p.plan.rows) {
+    std::printf("%-4u %-44.44s %12lld %-11s %-12s %-9s %10s %10s  %s\n", row.slot, row.tensor.c_str(),
+                static_cast<long long>(row.count), row.scheme.c_str(), row.codec.c_str(),
+                std::string(name_of(row.traffic)).c_str(), size_text(row.bytes).c_str(),
+                seconds_text(row.seconds).c_str(), row.why.c_str());
+  }
+  if (p.command.show_schedule) {
+    for (const Phase phase : {Phase::first, Phase::steady, Phase::settle})
+      std::printf("\ntable of every rank, %s\n%s", std::string(name_of(phase)).c_str(),
+                  text_of(p.plan, phase).c_str());
+  }
+  const Prediction& predicted = p.plan.prediction;
+  if (!p.plan.why_updates_wait.empty())
+    std::printf("\nno update before the verdict of its step: %s\n", p.plan.why_updates_wait.c_str());
+  std::printf("\npredicted: %s a step, %s of it exposed; %s from the busiest rank (rows: by formula, 8 bytes an entry)\n",
+              seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
+              size_text(predicted.busiest_port_bytes).c_str());
+}
+
+int plan(const std::vector<std::string>& arguments) {
+  CLI::App app{"What would be done with each tensor of a training run, and how long a step would take.\n",
+               "weft plan"};
+  Settings settings(app);
+  PlanCommand command;
+  add_flags(app, settings, command);
+  parse_flags(app, arguments);
+  resolve_model(command);
+  resolve_plan(command);
+  const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
+  check_mesh(command.mesh, ranks);
+  const bool is_auto = take_auto(command.options.scheme);
+  check_train(command.options, ranks);
+  const Outline outline = outline_of(command, ranks);
+  const std::optional<EmulatedLink> link = resolve_network(command.link, command, ranks);
+  std::optional<Choice> choice;
+  if (is_auto) {
+    choice = choose_for(command.options, ranks, link, outline);
+    command.options.scheme = choice->scheme;
+  }
+  const SimulationOptions simulation =
+      simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
+  const Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
+  const Planned planned{command, outline, command.options.scheme, choice, made};
+  command.json ? print_json(planned, ranks) : print_text(planned, ranks);
+  return kOk;
+}
+
+}  // namespace
+
+Run add_plan(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("plan", "what is done with each tensor, and how long a step would take");
+  verb->set_help_flag();  // the verb's own flags have it
+  verb->prefix_command();
+  return [](const Invocation& call) -> int {
+    const std::vector<std::string> arguments(call.arguments.begin() + 1, call.arguments.end());
+    return guarded("plan", [&] { return plan(arguments); });
+  };
+}
+
+}  // namespace weft::cli
