@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "base/names.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -115,7 +116,7 @@ QuotaKind quota_kind_of(std::string_view name) {
   for (std::size_t i = 0; i < std::size(kKinds); ++i) {
     if (kKinds[i] == name) return static_cast<QuotaKind>(i);
   }
-  throw UsageError("quotas '" + std::string(name) + "' are none of: adaptive, proportional");
+  throw UsageError(unknown_name("quotas", name, kKinds));
 }
 
 std::vector<std::int64_t> proportional_quotas(std::span<const std::int64_t> lengths, std::int64_t k) {

@@ -140,7 +140,7 @@ void Comparison::simulate_all(const std::vector<std::string>& variants, const Na
   }
 }
 
-Work Comparison::work_at(const NamedLink& link) {
+RunVariant Comparison::work_at(const NamedLink& link) {
   if (!emulated_) {
     return [&](const std::string& variant, Lane& lane) {
       const Training training{.options = options_of(variant),
@@ -180,7 +180,7 @@ void Comparison::take_turns(const std::vector<std::string>& variants, const Name
   listener.done = [&](const std::string& variant, const Recorded& recorded, bool side_by_side) {
     save(variant, link, recorded, side_by_side);
   };
-  const Work work = work_at(link);
+  const RunVariant work = work_at(link);
   weft::take_turns(variants, options_.ranks, turns_, work, listener);
 }
 

@@ -81,7 +81,7 @@ class Comparison {
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);
   void take_turns(const std::vector<std::string>& variants, const NamedLink& link);
-  Work work_at(const NamedLink& link);
+  RunVariant work_at(const NamedLink& link);
 
   ComparisonOptions options_;
   Models models_;

@@ -28,7 +28,7 @@ class Errors {
 
 // One variant's world, on a thread of its own.
 struct Runner {
-  Runner(int ranks, const std::string& name, const Work& work, Errors& errors)
+  Runner(int ranks, const std::string& name, const RunVariant& work, Errors& errors)
       : lane(ranks), variant(name), thread([this, &work, &errors] {
           try {
             recorded = work(variant, lane);
@@ -63,7 +63,7 @@ void run_alone(std::unique_ptr<Runner> runner, const Turns& turns, const Listene
 
 }  // namespace
 
-void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns, const Work& work,
+void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns, const RunVariant& work,
                 const Listener& listener) {
   Errors errors;
   std::vector<std::unique_ptr<Runner>> runners;

@@ -12,7 +12,7 @@
 namespace weft {
 
 // Runs a variant's ranks from beginning to end, each calling lane.before_step() before every step.
-using Work = std::function<Recorded(const std::string& variant, Lane& lane)>;
+using RunVariant = std::function<Recorded(const std::string& variant, Lane& lane)>;
 struct Round {
   std::size_t number = 0, rounds = 0;  // from 0
   std::string variant;
@@ -26,7 +26,7 @@ struct Listener {
 };
 // Each variant's `work` on a thread of its own; one at a time has the turn, and who begins changes from round
 // to round. Rethrows the first failure, when all have ended.
-void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns, const Work& work,
+void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns, const RunVariant& work,
                 const Listener& listener);
 
 }  // namespace weft

@@ -82,7 +82,7 @@ class RunTest(CompareTest):
         flags = (*TINY, "--ranks", "2", "--steps", "6", "--schemes", "dense,spardl", "--link", "10mbit,50us", "--out", "a")
         rows = self.rows(*flags, "--try-buckets", "0.01,1")
         points = {(p["variant"], p["link"]): p for p in self.points("a")}
-        self.assertEqual(set(points), {(f"{scheme}@{size}", link) for scheme in ("dense", "spardl") for size in ("0.01", "1")
+        self.assertEqual(set(points), {(f"{scheme}+bucket-mib={size}", link) for scheme in ("dense", "spardl") for size in ("0.01", "1")
                                        for link in ("none", "10mbit,50us")})
         self.assertEqual([row["scheme"] for row in rows], ["dense", "spardl"])
         for row in rows:

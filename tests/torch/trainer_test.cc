@@ -232,9 +232,9 @@ TEST(TrainOptionsTest, SchedulesAndChecks) {
   o.find_unused = o.skip_not_finite = true;
   EXPECT_NE(why_updates_wait(o).find("find-unused"), std::string::npos);
 
-  EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::adaptive);
+  EXPECT_EQ(data_parallel_options(o).scheme.quotas, QuotaKind::adaptive);
   o.scheme.quotas = QuotaKind::proportional;
-  EXPECT_EQ(data_parallel_options(o).quotas, QuotaKind::proportional);
+  EXPECT_EQ(data_parallel_options(o).scheme.quotas, QuotaKind::proportional);
 
   const auto refused = [](const char* part, auto change) {
     TrainOptions bad;
@@ -247,11 +247,11 @@ TEST(TrainOptionsTest, SchedulesAndChecks) {
     }
   };
   check_train(TrainOptions{}, 4);
-  refused("did you mean 'spardl'", [](TrainOptions& b) { b.scheme = "spardel"; });
+  refused("did you mean 'spardl'", [](TrainOptions& b) { b.scheme.name = "spardel"; });
   refused("did you mean 'gpt'", [](TrainOptions& b) { b.model = "gtp"; });
-  refused("density", [](TrainOptions& b) { b.density = 0; });
-  refused("density", [](TrainOptions& b) { b.density = std::nan(""); });
-  refused("teams", [](TrainOptions& b) { b.teams = 3; });
+  refused("density", [](TrainOptions& b) { b.scheme.density = 0; });
+  refused("density", [](TrainOptions& b) { b.scheme.density = std::nan(""); });
+  refused("teams", [](TrainOptions& b) { b.scheme.teams = 3; });
   refused("steps", [](TrainOptions& b) { b.steps = 0; });
   refused("length", [](TrainOptions& b) { b.length = 1000; });
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/names.h"
 #include "collectives/registry.h"
 #include "collectives/sparse_allreduce/call.h"
 #include "kernels/sparse.h"
@@ -95,7 +96,7 @@ ResidualRule residual_rule_of(std::string_view name) {
   for (std::size_t i = 0; i < std::size(kRules); ++i) {
     if (kRules[i] == name) return static_cast<ResidualRule>(i);
   }
-  throw UsageError("residual rule '" + std::string(name) + "' is none of: gres, pres, lres, drop");
+  throw UsageError(unknown_name("residual rule", name, kRules));
 }
 
 SparseState::SparseState(std::int64_t length) {
