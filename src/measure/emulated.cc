@@ -112,8 +112,7 @@ EmulatedRun emulate_ranks(int ranks, const std::optional<EmulatedLink>& link, co
 SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline) {
   SimulatedCosts out;
   out.kernels = measure_kernels();
-  // Ranks that emulated runs would have as threads of this machine share its cores, as there.
-  out.workers = pool_workers(Config::from_environment(), ranks);
+  if (ranks <= kMostOnOneMachine) out.workers = pool_workers(Config::from_environment(), ranks);
   out.occupies = emulation_of(options, ranks, outline).occupies;
   return out;
 }

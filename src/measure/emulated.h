@@ -63,7 +63,9 @@ EmulatedRun emulate_ranks(
     const EmulationOptions& options, const std::function<void()>& failed = [] {},
     std::vector<Trace>* traces = nullptr);  // one per rank
 
-// What selection and coding take in virtual time, by the kernels' costs on this machine.
+// What selection and coding take in virtual time, by the kernels' costs on this machine. Up to
+// kMostOnOneMachine ranks share its cores, as an emulated run's do; more stand for machines of their own.
+inline constexpr int kMostOnOneMachine = 16;
 SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outline& outline);
 // The link and the costs of a run in virtual time.
 SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& link,

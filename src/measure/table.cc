@@ -140,9 +140,9 @@ std::vector<std::string> notes_on(const std::vector<Row>& rows) {
           "say "
           "little about a machine with a core for each; --compute emulated has timers instead");
     }
-    if (p.transport == "sim" && p.ranks > kMostMeasuredRanks)
-      add("simulated with no time for selection and coding, which are measured for up to " +
-          std::to_string(kMostMeasuredRanks) + " ranks");
+    if (p.transport == "sim" && p.ranks > kMostOnOneMachine)
+      add("simulated with a machine for each rank: selection and coding have cores of their own, which up to " +
+          std::to_string(kMostOnOneMachine) + " ranks share those of this machine");
     if (p.step_seconds.size() < 6)
       add("fewer than 6 measured steps have no 95 % interval: least and largest are shown");
   }

@@ -1,0 +1,143 @@
+// Plans: rows and tables of a run that is not made, what a walk in virtual time predicts, what auto chooses;
+// traces of simulated training.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "planner/choose.h"
+#include "planner/plan.h"
+#include "weft/error.h"
+#include "weft/trace.h"
+#include "workload/job_steps.h"
+#include "workload/model_shapes.h"
+
+namespace weft {
+namespace {
+
+Outline outline_of(double flops_per_second = 20e9) {
+  ModelOptions sizes = model_options("gpt", "tiny");
+  sizes.width = 128;
+  sizes.heads = 4;
+  sizes.vocabulary = 2000;
+  return outline_from_flops(model_shape("gpt", sizes), 512, flops_per_second);
+}
+
+EmulationOptions options_of(const char* scheme) {
+  EmulationOptions options;
+  options.parallel.scheme.name = scheme;
+  options.parallel.scheme.buckets.bucket_bytes = 256 << 10;
+  return options;
+}
+
+SimulationOptions over(double bytes_per_second, int ranks = 4) {
+  SimulationOptions out;
+  out.ranks = ranks;
+  out.link = {.bytes_per_second = bytes_per_second, .latency_seconds = 50e-6};
+  return out;
+}
+
+TEST(Plan, RowsCoverEveryElementOnceInSlotsOfTheirOwn) {
+  const Outline outline = outline_of();
+  for (const char* scheme : {"dense", "spardl", "powersgd"}) {
+    const Plan plan = make_plan(outline, options_of(scheme), over(125e6));
+    std::int64_t elements = 0;
+    std::vector<std::uint32_t> slots;
+    for (const PlanRow& row : plan.rows) {
+      elements += row.count;
+      slots.push_back(row.slot);
+      EXPECT_EQ(row.divisor, 4);
+      EXPECT_FALSE(row.why.empty());
+      EXPECT_GT(row.bytes, 0);
+      EXPECT_GT(row.seconds, 0);
+    }
+    EXPECT_EQ(elements, outline.parameters);
+    std::ranges::sort(slots);
+    EXPECT_EQ(std::ranges::adjacent_find(slots), slots.end());
+    const std::string text = text_of(plan, Phase::steady);
+    EXPECT_NE(text.find("compute  forward layer.0"), std::string::npos) << text;
+    EXPECT_NE(text.find("step n-1"), std::string::npos);
+  }
+}
+
+TEST(Plan, PredictsWhatARunInVirtualTimeTakes) {
+  const Outline outline = outline_of();
+  EmulationOptions options = options_of("dense");
+  const Prediction predicted = predict(outline, options, over(12.5e6));
+  options.warmup = 5;
+  options.steps = 5;
+  const std::vector<EmulatedSteps> ranks = simulate_ranks(outline, options, over(12.5e6));
+  const std::vector<double> seconds = job_steps(seconds_of(ranks));
+  EXPECT_NEAR(predicted.step_seconds, seconds[2], 0.02 * seconds[2]);
+  // Dense: 2 (P-1)/P of 4 bytes an element, and what is exposed is what the link adds.
+  EXPECT_NEAR(predicted.busiest_port_bytes, 1.5 * 4 * static_cast<double>(outline.parameters), 4096);
+  EXPECT_GT(predicted.exposed_seconds, 0.5 * predicted.busiest_port_bytes / 12.5e6);
+  EXPECT_NEAR(predicted.compute_seconds, compute_seconds(outline), 1e-12);
+  // Control: a link without limits exposes nothing.
+  EXPECT_LT(predict(outline, options, over(0)).exposed_seconds, 1e-3 * predicted.step_seconds);
+}
+
+TEST(Auto, StaysDenseWhereCompressionCannotPay) {
+  const Choice fast = choose_scheme(outline_of(1e9), options_of("spardl"), over(1.25e9));
+  EXPECT_EQ(fast.scheme.name, "dense");
+  EXPECT_NE(fast.why.find("stay dense, because its exchange hides"), std::string::npos) << fast.why;
+  const Choice slow = choose_scheme(outline_of(200e9), options_of("spardl"), over(1.25e6));
+  EXPECT_EQ(slow.scheme.name, "spardl") << slow.why;
+  ASSERT_GE(slow.candidates.size(), 2U);
+  EXPECT_LT(slow.candidates[1].prediction.step_seconds, slow.candidates[0].prediction.step_seconds);
+  // Where selection costs more than it saves, although the exchange is exposed.
+  SimulationOptions costly = over(125e6);
+  costly.costs.kernels.scan_element = 1e-6;
+  const Choice dear = choose_scheme(outline_of(200e9), options_of("spardl"), costly);
+  EXPECT_EQ(dear.scheme.name, "dense");
+  EXPECT_NE(dear.why.find("spardl would take"), std::string::npos) << dear.why;
+}
+
+TEST(Auto, SomeParametersMayStayDense) {
+  EmulationOptions options = options_of("spardl");
+  options.parallel.scheme.buckets.stay_dense = {"embedding.token.weight"};
+  const Plan plan = make_plan(outline_of(), options, over(125e6));
+  const auto row = std::ranges::find_if(
+      plan.rows, [](const PlanRow& r) { return r.tensor.starts_with("embedding.token.weight"); });
+  ASSERT_NE(row, plan.rows.end());
+  EXPECT_EQ(row->scheme, "dense");
+  EXPECT_NE(row->why.find("compression cannot pay"), std::string::npos);
+  EXPECT_TRUE(std::ranges::any_of(plan.rows, [](const PlanRow& r) { return r.scheme == "spardl"; }));
+  options.parallel.scheme.buckets.stay_dense = {"embeding"};
+  EXPECT_THROW(make_plan(outline_of(), options, over(125e6)), UsageError);
+}
+
+TEST(SimulatedTraining, LeavesMovesInItsTraceAndNothingBreaksTheRules) {
+  std::vector<Trace> traces(4);
+  SimulationOptions simulation = over(12.5e6);
+  simulation.traces = &traces;
+  simulate_ranks(outline_of(), options_of("spardl"), simulation);
+  for (const Trace& trace : traces) {
+    const auto count = [&](TraceEvent::Kind kind) {
+      return std::ranges::count_if(trace.events(), [&](const TraceEvent& e) { return e.kind == kind; });
+    };
+    EXPECT_GT(count(TraceEvent::Kind::computing), 10);
+    EXPECT_GT(count(TraceEvent::Kind::waiting), 0);
+    EXPECT_GT(count(TraceEvent::Kind::micro_op), 0);
+    const TraceReport report = verify_trace(trace);
+    EXPECT_TRUE(report.breaches.empty()) << report.breaches.front();
+    EXPECT_EQ(report.aged, 0U);
+  }
+}
+
+TEST(SimulatedTraining, AByteScaleKeepsBytesAndTime) {
+  const Outline outline = outline_of();
+  EmulationOptions options = options_of("dense");
+  SimulationOptions simulation = over(12.5e6, 8);
+  const EmulatedSteps whole = simulate_ranks(outline, options, simulation)[0];
+  simulation.byte_scale = 8;
+  const EmulatedSteps small = simulate_ranks(outline, options, simulation)[0];
+  EXPECT_NEAR(small.wire_bytes[5], whole.wire_bytes[5], 0.03 * whole.wire_bytes[5]);
+  EXPECT_NEAR(small.step_seconds[5], whole.step_seconds[5], 0.05 * whole.step_seconds[5]);
+  simulation.byte_scale = 0;
+  EXPECT_THROW(simulate_ranks(outline, options, simulation), UsageError);
+  simulation.byte_scale = 8;
+  EXPECT_THROW(simulate_ranks(outline, options_of("powersgd"), simulation), UsageError);
+}
+
+}  // namespace
+}  // namespace weft
