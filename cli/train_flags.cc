@@ -85,6 +85,7 @@ void add_computation_flags(Settings& s, Computation& c) {
   s.add("compute", c.compute, "real (default); emulated: timers by an outline in place of a model");
   s.add("outline", c.outline, "emulated: file of `weft outline`; measured first where none is given");
   s.add("transport", c.transport, "threads (default); sim: emulated computation in virtual time");
+  s.add("byte-scale", c.byte_scale, "sim: every element stands for so many, for jobs larger than memory");
 }
 
 void add_node_flags(Settings& s, NetworkFlags& n) {
@@ -100,6 +101,8 @@ void check_computation(const Computation& c, const TrainOptions& options) {
   };
   require("computation", kCompute, c.compute);
   require("transport", kTransport, c.transport);
+  if (c.byte_scale < 1 || (c.byte_scale > 1 && !c.simulated()))
+    throw UsageError("--byte-scale is at least 1, and of --transport sim");
   if (c.simulated() && !c.emulated())
     throw UsageError("--transport sim has virtual time, and no model computes in it: --compute emulated");
   if (!c.emulated() && !c.outline.empty())

@@ -55,7 +55,7 @@ void train(weft::World& world) {
   const weft::StepOutcome last = replica.settle();  // the last updates
   if (world.rank() == 0)
     std::printf("%lld parameters, loss %.3f; a rank sent %llu bytes of gradients in the last step\n",
-                static_cast<long long>(model->num_elements()), last.last_loss.value_or(0),
+                static_cast<long long>(model->shape().num_elements()), last.last_loss.value_or(0),
                 static_cast<unsigned long long>(last.sent_bytes));
 }
 

@@ -10,7 +10,7 @@ namespace weft::cli {
 int run_comparison(const CompareCommand& command, Models models) {
   const ComparisonOptions& options = command.options;
   if (options.computation.emulated())
-    check_named_outline(options.computation.outline, command.named_model, options.ranks);
+    check_named_outline(options.computation, command.named_model, options.ranks);
   Comparison comparison(options, std::move(models));
   comparison.measure();
   comparison.show();

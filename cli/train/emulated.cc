@@ -28,9 +28,9 @@ StepRecord record_of(const RankSteps& rank, std::size_t step, const TrainOptions
 }
 
 EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const Outline& outline,
-                const SimulatedCosts& costs, std::vector<Trace>& traces) {
+                const SimulationOptions& simulation, std::vector<Trace>& traces) {
   if (command.computation.simulated())
-    return simulate(options, command.ranks, command.link, outline, costs, &traces);
+    return simulate(options, outline, simulation);
   return emulate_ranks(command.ranks, command.link, outline, emulation_of(options, command.ranks, outline),
                        [] {}, &traces);
 }
@@ -38,13 +38,12 @@ EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const 
 }  // namespace
 
 void emulate_training(const TrainCommand& command, const MeasureOutline& measure) {
-  check_named_outline(command.computation.outline, command.named_model, command.ranks);
+  check_named_outline(command.computation, command.named_model, command.ranks);
   const std::filesystem::path folder = claim_folder(command.place, command.options);
   const Outline outline =
       outline_for(folder, command.computation.outline, command.options, command.ranks, measure);
   TrainOptions options = command.options;
   options.model = outline.model;
-  const SimulatedCosts costs = measured_costs(options, command.ranks, outline);
   std::string config = command.config;
   if (command.auto_scheme) {
     const Choice choice = choose_for(options, command.ranks, command.link, outline);
@@ -62,7 +61,11 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   start.data = "computation by an outline (" + outline.source + "), gradients that were drawn";
   report.started(start);
   std::vector<Trace> traces = make_traces(command.ranks, command.trace);
-  const EmulatedRun done = run(command, options, outline, costs, traces);
+  SimulationOptions simulation =
+      simulation_of(command.ranks, command.link, measured_costs(options, command.ranks, outline));
+  simulation.byte_scale = command.computation.byte_scale;
+  simulation.traces = &traces;
+  const EmulatedRun done = run(command, options, outline, simulation, traces);
   write_traces(folder / "trace.json", traces);
   const std::vector<RankSteps> ranks = rank_steps(done);
   const double tokens = static_cast<double>(outline.tokens_per_rank) * command.ranks;
@@ -73,8 +76,8 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   summarize(job_of(ranks), tokens * static_cast<double>(steps), summary);
   summary.formula_bytes_per_step = static_cast<double>(done.ranks.front().formula_bytes);
   summary.wire_bytes = done.wire_bytes;
-  if (command.ranks <= kMostRanks) {
-    const SimulationOptions simulation = simulation_of(command.ranks, command.link, costs);
+  if (!command.computation.simulated()) {
+    simulation.traces = nullptr;
     summary.predicted_step_seconds =
         predict(outline, emulation_of(options, command.ranks, outline), simulation).step_seconds;
   }

@@ -135,7 +135,9 @@ void Comparison::simulate_all(const std::vector<std::string>& variants, const Na
     progress_.show(link.name + ": " + variant);
     const TrainOptions options = options_of(variant);
     if (!costs_.contains(variant)) costs_[variant] = measured_costs(options, options_.ranks, outline_);
-    const EmulatedRun run = simulate(options, options_.ranks, link.link, outline_, costs_[variant]);
+    SimulationOptions simulation = simulation_of(options_.ranks, link.link, costs_[variant]);
+    simulation.byte_scale = options_.computation.byte_scale;
+    const EmulatedRun run = simulate(options, outline_, simulation);
     save(variant, link, recorded_of(run, outline_, {}), true);
   }
 }
@@ -167,7 +169,7 @@ void Comparison::take_turns(const std::vector<std::string>& variants, const Name
   listener.all_fit = [&] {
     MemoryNeed need{.worlds = 1,
                     .ranks = options_.ranks,
-                    .parameters = parameters_,
+                    .parameters = parameters_ / options_.computation.byte_scale,
                     .copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining};
     check_memory(need, available);
     need.worlds = variants.size();

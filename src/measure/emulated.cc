@@ -52,12 +52,15 @@ Outline outline_for(const fs::path& folder, const std::string& file, const Train
   return outline;
 }
 
-void check_named_outline(const std::string& file, const std::string& model, int ranks) {
-  if (file.empty()) return;
-  const Outline outline = read_outline(file);
+void check_named_outline(const Computation& computation, const std::string& model, int ranks) {
+  if (computation.outline.empty()) return;
+  const Outline outline = read_outline(computation.outline);
   if (!model.empty() && outline.model != model)
     throw UsageError("--model " + model + ", but the outline is of " + outline.model + ": leave one out");
-  check_memory({.worlds = 1, .ranks = ranks, .parameters = outline.parameters, .copies = kCopiesOfEmulation},
+  check_memory({.worlds = 1,
+                .ranks = ranks,
+                .parameters = outline.parameters / computation.byte_scale,
+                .copies = kCopiesOfEmulation},
                available_memory());
 }
 
@@ -127,11 +130,9 @@ SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& li
   return simulation;
 }
 
-EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
-                     const Outline& outline, const SimulatedCosts& costs, std::vector<Trace>* traces) {
-  SimulationOptions simulation = simulation_of(ranks, link, costs);
-  simulation.traces = traces;
-  return {.ranks = simulate_ranks(outline, emulation_of(options, ranks, outline), simulation),
+EmulatedRun simulate(const TrainOptions& options, const Outline& outline,
+                     const SimulationOptions& simulation) {
+  return {.ranks = simulate_ranks(outline, emulation_of(options, simulation.ranks, outline), simulation),
           .wire_bytes = std::nullopt};
 }
 

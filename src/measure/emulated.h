@@ -21,6 +21,7 @@ struct Computation {
   std::string compute = "real";       // or "emulated"
   std::string transport = "threads";  // or "sim"; under a launcher: its own
   std::string outline;                // file; empty: measured first, where one is needed
+  int byte_scale = 1;                 // of "sim": SimulationOptions::byte_scale
 
   bool emulated() const { return compute == "emulated"; }
   bool simulated() const { return transport == "sim"; }
@@ -40,7 +41,7 @@ Outline outline_for(const std::filesystem::path& folder, const std::string& file
 
 // Of an outline whose file was named, before anything is made: throws UsageError where it cannot be read, is
 // of another model than `model` (empty: none was named), or of more than the memory holds.
-void check_named_outline(const std::string& file, const std::string& model, int ranks);
+void check_named_outline(const Computation& computation, const std::string& model, int ranks);
 
 // Where the outline was measured of so many ranks side by side and this machine has a core for each,
 // computation occupies it; else ranks stand for machines of their own, and sleep.
@@ -71,9 +72,7 @@ SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outl
 SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& link,
                                 const SimulatedCosts& costs);
 // Virtual time.
-EmulatedRun simulate(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
-                     const Outline& outline, const SimulatedCosts& costs,
-                     std::vector<Trace>* traces = nullptr);
+EmulatedRun simulate(const TrainOptions& options, const Outline& outline, const SimulationOptions& simulation);
 
 std::vector<RankSteps> rank_steps(const EmulatedRun& run);
 

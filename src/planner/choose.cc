@@ -11,9 +11,9 @@ namespace {
 
 constexpr double kWorth = 0.97;  // what is gained less is not worth losing bits for
 
-std::string milliseconds(double seconds) {
+std::string seconds_in_words(double seconds) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.3g ms", seconds * 1e3);
+  std::snprintf(text, sizeof text, seconds < 1 ? "%.3g ms" : "%.3g s", seconds < 1 ? seconds * 1e3 : seconds);
   return text;
 }
 
@@ -84,18 +84,18 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation, const S
     return out;
   };
   if (dense.exposed_seconds < (1 - kWorth) * dense.step_seconds)
-    return stay_dense("its exchange hides behind computation: " + milliseconds(dense.exposed_seconds) + " of a step of " +
-                      milliseconds(dense.step_seconds) + " are exposed");
+    return stay_dense("its exchange hides behind computation: " + seconds_in_words(dense.exposed_seconds) + " of a step of " +
+                      seconds_in_words(dense.step_seconds) + " are exposed");
   // Step 2
   scheme.name = sparse;
   const Prediction all = candidate(sparse);
   if (all.step_seconds > kWorth * dense.step_seconds)
-    return stay_dense(sparse + " would take " + milliseconds(all.step_seconds) + " a step, and dense takes " +
-                      milliseconds(dense.step_seconds));
+    return stay_dense(sparse + " would take " + seconds_in_words(all.step_seconds) + " a step, and dense takes " +
+                      seconds_in_words(dense.step_seconds));
   out.scheme = scheme;
-  out.why = sparse + ", because a dense step would take " + milliseconds(dense.step_seconds) + ", of which " +
+  out.why = sparse + ", because a dense step would take " + seconds_in_words(dense.step_seconds) + ", of which " +
             percent(dense.exposed_seconds / dense.step_seconds) + " are exposed, and this one " +
-            milliseconds(all.step_seconds);
+            seconds_in_words(all.step_seconds);
   // Step 3
   scheme.buckets.stay_dense =
       not_worth_it(outline, emulation, simulation, cost_of_link(emulation, simulation));
@@ -105,9 +105,9 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation, const S
   const Prediction mixed = candidate(name);
   if (mixed.step_seconds < all.step_seconds) {
     out.scheme = scheme;
-    out.why = name + ", because their exchange alone is faster so: " + milliseconds(mixed.step_seconds) +
-              " a step against " + milliseconds(all.step_seconds) + " and, dense, " +
-              milliseconds(dense.step_seconds);
+    out.why = name + ", because their exchange alone is faster so: " + seconds_in_words(mixed.step_seconds) +
+              " a step against " + seconds_in_words(all.step_seconds) + " and, dense, " +
+              seconds_in_words(dense.step_seconds);
   }
   return out;
 }
