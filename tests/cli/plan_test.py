@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""`weft plan` as a user runs it, and runs that go by it: plan_test.py PATH_TO_WEFT [unittest arguments].
+
+Needs no torch: outlines are from FLOPs.
+"""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+WEFT = str(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else ""
+SMALL = ("--preset", "tiny", "--width", "64", "--vocabulary", "2000")
+FACTOR = float(os.environ.get("TEST_TIMEOUT_FACTOR", "1"))  # a sanitizer makes everything slower
+
+
+class PlanTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="weft-plan-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def weft(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run((WEFT, *arguments), capture_output=True, text=True, timeout=60 * FACTOR, check=False,
+                              cwd=self.folder)
+
+    def plan(self, *arguments: str) -> dict[str, Any]:
+        done = self.weft("plan", *SMALL, *arguments, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def outline(self, *arguments: str) -> None:
+        done = self.weft("outline", *SMALL, "--data", "synthetic", "--synthetic-tokens", "20000", "--flops", "1gflops",
+                         *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_rows_and_prediction(self) -> None:
+        plan = self.plan("--ranks", "4", "--link", "100mbit,50us", "--scheme", "dense", "--show-schedule")
+        self.assertEqual(sum(row["elements"] for row in plan["rows"]), plan["parameters"])
+        slots = [row["slot"] for row in plan["rows"]]
+        self.assertEqual(len(slots), len(set(slots)))
+        # 2 (P-1)/P of 4 bytes an element; short buckets may take more bytes in fewer hops.
+        exact = 2 * 3 / 4 * 4 * plan["parameters"]
+        self.assertGreaterEqual(plan["busiest_port_bytes"], exact - 64)
+        self.assertLess(plan["busiest_port_bytes"], 1.1 * exact)
+        self.assertGreater(plan["exposed_seconds"], 0)
+        self.assertGreaterEqual(plan["step_seconds"], plan["compute_seconds"])
+        moves = plan["schedule"]["steady"]
+        self.assertEqual([m["piece"] for m in moves if m["move"] == "compute" and m["piece"].startswith("update")],
+                         ["update embedding", "update layer.0", "update layer.1", "update head"])
+        # An exchange of the step before is awaited, one of this step is started inside of backward.
+        self.assertTrue(any(m["move"] == "wait" and m["offset"] == 1 for m in moves))
+        self.assertTrue(any(m["move"] == "start" and m["inside"] for m in moves))
+
+    def test_a_slower_link_takes_longer_and_clipping_waits(self) -> None:
+        fast, slow = (self.plan("--link", link, "--scheme", "dense") for link in ("1gbit,50us", "10mbit,50us"))
+        self.assertGreater(slow["step_seconds"], 2 * fast["step_seconds"])
+        clipped = self.plan("--link", "10mbit,50us", "--scheme", "dense", "--clip-norm", "1")
+        # (The kernels' costs are measured anew for each plan.)
+        self.assertGreater(clipped["step_seconds"], 0.99 * slow["step_seconds"])
+        self.assertIn("clip-norm", clipped["updates_wait_because"])
+        self.assertEqual(slow["updates_wait_because"], "")
+
+    def test_auto(self) -> None:
+        hidden = self.plan("--link", "10gbit,5us", "--scheme", "auto", "--flops", "10mflops")
+        self.assertEqual(hidden["scheme"], "dense")
+        self.assertTrue(hidden["why"].startswith("stay dense, because"), hidden["why"])
+        slow = self.plan("--link", "2mbit,50us", "--scheme", "auto", "--flops", "1tflops")
+        self.assertEqual(slow["scheme"], "spardl", slow["why"])
+        self.assertGreaterEqual(len(slow["candidates"]), 2)
+
+    def test_text(self) -> None:
+        done = self.weft("plan", *SMALL, "--ranks", "2", "--link", "1gbit,50us", "--show-schedule")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for part in ("table of every rank, steady", "compute  forward layer.0", "step n-1", "predicted:", "(dp=2)"):
+            self.assertIn(part, done.stdout)
+
+    def test_bad_input_is_one_sentence(self) -> None:
+        for arguments, part in ((("--mesh", "dp=3"), "mesh"), (("--mesh", "pp=4"), "along dp only"),
+                                (("--scheme", "spardle"), "spardl"), (("--outline", "nowhere.json"), "nowhere.json"),
+                                (("--flops", "fast"), "no rate"), (("--ranks", "0"), "ranks")):
+            done = self.weft("plan", *SMALL, *arguments)
+            self.assertEqual(done.returncode, 2, arguments)
+            self.assertIn(part, done.stderr, arguments)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_an_emulated_run_has_its_prediction_and_its_trace(self) -> None:
+        self.outline("-o", "o.json")
+        done = self.weft("train", "--compute", "emulated", "--outline", "o.json", "--ranks", "2", "--steps", "8", "--link",
+                         "20mbit,50us", "--scheme", "auto", "--out", "run")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("scheme auto:", done.stderr)
+        summary = json.loads((self.folder / "run/summary.json").read_text())
+        self.assertGreater(summary["predicted_step_seconds"], 0)
+        self.assertNotEqual(summary["scheme"], "auto")
+        config = (self.folder / "run/config.toml").read_text()
+        self.assertIn(f'scheme = "{summary["scheme"]}"', config)
+        events = json.loads((self.folder / "run/trace.json").read_text())["traceEvents"]
+        names = {e.get("name", "") for e in events}
+        self.assertIn("forward layer.0", names)
+        self.assertTrue(any(n.startswith("gradients of bucket") for n in names))
+
+    def test_a_thousand_simulated_ranks(self) -> None:
+        self.outline("-o", "o.json")
+        done = self.weft("train", "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--ranks", "1024",
+                         "--byte-scale", "64", "--steps", "1", "--link", "1gbit,50us", "--scheme", "spardl", "--out", "run")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        refused = self.weft("train", "--byte-scale", "64", "--compute", "emulated", "--outline", "o.json")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("--byte-scale", refused.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
