@@ -57,7 +57,8 @@ void Strategies::install() {
     if (takes_[p].strategy < 0) refuse("no strategy takes the gradient of '" + shape_.parameters[p].name + "'");
   }
   const auto add = [this](bool holds, const std::string& reason) {
-    if (holds) why_updates_wait_ += (why_updates_wait_.empty() ? "" : ", ") + reason;
+    if (holds && why_updates_wait_.find(reason) == std::string::npos)
+      why_updates_wait_ += (why_updates_wait_.empty() ? "" : ", ") + reason;
   };
   add(options_.clip_norm > 0, "clip-norm is of all gradients");
   add(options_.skip_not_finite, "skip-not-finite may leave the step out");

@@ -64,7 +64,7 @@ namespace {
 StepOptions step_options(const EmulationOptions& options) {
   StepOptions out;
   out.lookahead = true;
-  if (options.clip) out.updates_wait = "clipping needs all gradients";
+  out.updates_wait = options.updates_wait;
   return out;
 }
 

@@ -209,7 +209,7 @@ class BadInputTest(TrainTest):
                 (("--scheme", "spardel"), "did you mean 'spardl'"),
                 (("--optimizer", "adamv"), "did you mean 'adam"),
                 (("--quotas", "proportionate"), "did you mean 'proportional'"),
-                (("--compute", "emulated", "--trace"), "--trace"), (("--nesterov", "--optimizer", "sgd"), "momentum"),
+                (("--nesterov", "--optimizer", "sgd"), "momentum"), (("--mesh", "dp=3"), "--mesh"[2:]),
                 (("--ranks", "0"), "ranks must be 1 to 256"),
                 (("--ranks", "257"), "ranks must be 1 to 256"),
                 (("--density", "0"), "density"), (("--density", "1.5"), "density"), (("--density", "x"), "density"),

@@ -46,9 +46,13 @@ TEST(World, AFailingRankStopsTheOthersAndItsErrorIsTheOneSeen) {
   std::atomic<int> stopped{0};
   try {
     run_ranks(3, [&](World& world) {
-      if (world.rank() == 1) throw std::runtime_error("the data loader of rank 1 broke");
+      if (world.rank() == 1) {
+        world.barrier();  // all have started: one that has not would end there, and not in the call below
+        throw std::runtime_error("the data loader of rank 1 broke");
+      }
       std::vector<float> gradient(10);
       try {
+        world.barrier();
         world.all_reduce(std::span(gradient));
       } catch (const TransportError& e) {
         if (std::string(e.what()).find("the data loader of rank 1 broke") != std::string::npos) ++stopped;

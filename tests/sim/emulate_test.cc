@@ -104,7 +104,7 @@ TEST(Simulate, TheNextForwardWaitsOnlyForItsBlock) {
   EXPECT_NEAR(step, expected, 4 * kClose);
   // With clipping all of it must be there first.
   EmulationOptions clipped = options_of("dense");
-  clipped.clip = true;
+  clipped.updates_wait = "clipping";
   const double whole = ready + left + t.update[0] + t.update[1] + t.forward[0] + t.forward[1];
   EXPECT_NEAR(step_of(t, clipped, simulation_of(4)), whole, 4 * kClose);
   EXPECT_GT(whole - expected, 10 * kClose);
