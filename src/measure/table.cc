@@ -140,9 +140,6 @@ std::vector<std::string> notes_on(const std::vector<Row>& rows) {
           "say "
           "little about a machine with a core for each; --compute emulated has timers instead");
     }
-    if (p.transport == "sim" && p.ranks > kMostMeasuredRanks)
-      add("simulated with no time for selection and coding, which are measured for up to " +
-          std::to_string(kMostMeasuredRanks) + " ranks");
     if (p.step_seconds.size() < 6)
       add("fewer than 6 measured steps have no 95 % interval: least and largest are shown");
   }
