@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/registry.h"
+#include "data_parallel/schemes.h"
 #include "measure/text.h"
 #include "verbs.h"
 #include "weft/config.h"
@@ -54,6 +55,22 @@ Json table() {
   return rows;
 }
 
+std::string knobs_of(const Scheme& scheme) {
+  std::string text;
+  for (const SchemeKnob& knob : scheme_knobs()) {
+    if (knob.applies(scheme)) text += (text.empty() ? "" : ", ") + std::string(knob.name);
+  }
+  return text;
+}
+
+Json scheme_table() {
+  Json rows = Json::array();
+  for (const Scheme& scheme : schemes()) {
+    rows.push_back({{"scheme", scheme.name}, {"summary", scheme.summary}, {"options", knobs_of(scheme)}});
+  }
+  return rows;
+}
+
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
 std::string joined(const Json& list) {
@@ -84,7 +101,8 @@ void print_rows(const Json& rows, const std::vector<std::string>& columns) {
 }
 
 int info(bool json) {
-  const Json all = {{"build", build()}, {"settings", knobs()}, {"algorithms", table()}};
+  const Json all = {
+      {"build", build()}, {"settings", knobs()}, {"algorithms", table()}, {"schemes", scheme_table()}};
   if (json) {
     std::puts(all.dump(2).c_str());
     return kOk;
@@ -97,13 +115,15 @@ int info(bool json) {
   print_rows(all["settings"], {"variable", "value", "default", "unit", "meaning"});
   std::puts("\nAlgorithms: docs/algorithms.md");
   print_rows(all["algorithms"], {"family", "algorithm", "summary"});
+  std::puts("\nSchemes of weft train, with the options that each takes (weft train --help)");
+  print_rows(all["schemes"], {"scheme", "summary", "options"});
   return kOk;
 }
 
 }  // namespace
 
 Run add_info(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("info", "build, transports, every setting and every algorithm");
+  CLI::App* verb = app.add_subcommand("info", "build, transports, every setting, algorithm and scheme");
   const auto json = std::make_shared<bool>(false);
   verb->add_flag("--json", *json, "one JSON object");
   verb->footer("Example: weft info --json | jq .settings");

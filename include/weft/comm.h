@@ -22,6 +22,9 @@
 #include <utility>
 #include <vector>
 
+#include "weft/arena.h"
+#include "weft/dtype.h"
+#include "weft/function_ref.h"
 #include "weft/kernel_costs.h"
 #include "weft/task.h"
 #include "weft/transport.h"

@@ -12,24 +12,21 @@
 // Thread: one thread (the engine's) calls everything, except wake().
 #pragma once
 
-#include <array>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <span>
 #include <string>
 #include <string_view>
 
-#include "weft/arena.h"
 #include "weft/clock.h"
-#include "weft/dtype.h"
 #include "weft/executor.h"
-#include "weft/function_ref.h"
 #include "weft/identity.h"
 
 namespace weft {
 
+class RecvRecord;
+class SendRecord;
 class Transport;
 class WorkerPool;
 struct Operation;
@@ -98,7 +95,7 @@ struct Operation {
   Wait* pending_ = nullptr;
 };
 
-// A send or a receive that was handed to a transport.
+// A send or a receive that was handed to a transport. (What else it has: src/transports/records.h.)
 class TransferRecord : public Wait {
  public:
   TransferRecord(Transport& carrier, Operation& op, int peer_rank, const Identity& identity)
@@ -110,63 +107,6 @@ class TransferRecord : public Wait {
   Identity id;
   Time posted{};
   void* transport_data = nullptr;  // the transport's own
-};
-
-// Told when a send is done, before its waiter goes on.
-class SendObserver {
- public:
-  virtual void sent(class SendRecord& record) noexcept = 0;
-
- protected:
-  ~SendObserver() = default;
-};
-
-class SendRecord final : public TransferRecord {
- public:
-  using TransferRecord::TransferRecord;
-  std::span<const std::byte> payload;
-  DType dtype = DType::bytes;
-  std::uint8_t codec = 0;
-  SendObserver* observer = nullptr;
-
-  // The engine's own (engine/scheduler.h): where the send stands on its way to the transport.
-  enum class Stage : std::uint8_t { fresh, queued, moving, stalled };
-  struct Schedule {
-    Stage stage = Stage::fresh;
-    bool aged = false;  // started although blocking traffic was there
-    Time queued{}, begun{};
-    SendRecord* next = nullptr;
-    SendRecord* previous = nullptr;
-  };
-  Schedule schedule;
-};
-
-// Where a received payload goes. Exactly one of:
-//   into      it must have exactly that many bytes, and is placed there (by the network card, the kernel, or
-//   one copy) consume   called once with the bytes, which are valid only during the call, on the engine's
-//   thread or on a worker keep      a buffer of the payload's length is taken from the arena; at most `limit`
-//   bytes
-struct Sink {
-  enum class Kind : std::uint8_t { into, consume, keep };
-  Kind kind = Kind::into;
-  std::span<std::byte> into;
-  FunctionRef<void(std::span<const std::byte>)> consume;
-  Buffer kept;
-  std::size_t limit = 0;        // consume and keep: a longer payload is refused before memory is taken for it
-  double seconds_per_byte = 0;  // of `consume`, in virtual time
-};
-
-class RecvRecord final : public TransferRecord {
- public:
-  RecvRecord(Transport& carrier, Operation& op, int peer_rank, const Identity& identity)
-      : TransferRecord(carrier, op, peer_rank, identity), key{peer_rank, identity} {}
-  Sink sink;
-  MatchKey key;  // and its place among the receives that wait (transports/match_table.h)
-  RecvRecord* match_next = nullptr;
-  RecvRecord* match_previous = nullptr;
-  DType dtype = DType::bytes;
-  std::uint8_t codec = 0;
-  alignas(16) std::array<std::byte, 48> context{};  // for a consumer that needs state as old as the record
 };
 
 // Whole life of the transport, payload and frames (what a link counter would see of them), from this rank.

@@ -26,6 +26,12 @@ std::string digits(double value) {
 
 }  // namespace
 
+std::string number_text(const char* form, double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), form, value);
+  return text.data();
+}
+
 std::string seconds_text(double seconds) {
   if (!std::isfinite(seconds)) return "-";
   if (seconds < 1e-6) return digits(seconds * 1e9) + " ns";

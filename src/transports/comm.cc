@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/fold.h"
+#include "transports/records.h"
 #include "transports/sim_workers.h"
 #include "weft/error.h"
 

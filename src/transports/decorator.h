@@ -1,7 +1,7 @@
 // A transport around another: everything goes through. A decorator overrides what it changes.
 #pragma once
 
-#include "weft/transport.h"
+#include "transports/records.h"
 
 namespace weft {
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "weft/transport.h"
+#include "transports/records.h"
 #include "wire/frame.h"
 
 namespace weft {

@@ -17,8 +17,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transports/records.h"
 #include "transports/threads.h"
-#include "weft/transport.h"
 
 namespace weft {
 

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "weft/identity.h"
+#include "transports/match_key.h"
 
 namespace weft {
 

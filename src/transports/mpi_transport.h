@@ -23,7 +23,7 @@
 
 #include "transports/match_table.h"
 #include "transports/mpi.h"
-#include "weft/transport.h"
+#include "transports/records.h"
 #include "wire/frame.h"
 
 namespace weft::mpi {

@@ -3,10 +3,10 @@
 
 #include "base/thread_time.h"
 #include "base/worker_pool.h"
+#include "transports/records.h"
 #include "transports/sim_workers.h"
 #include "weft/comm.h"
 #include "weft/error.h"
-#include "weft/transport.h"
 
 namespace weft {
 

@@ -32,7 +32,7 @@
 
 #include "transports/flow_order.h"
 #include "transports/link_model.h"
-#include "weft/transport.h"
+#include "transports/records.h"
 
 namespace weft {
 

@@ -14,6 +14,7 @@
 
 #include "transports/flow_order.h"
 #include "transports/match_table.h"
+#include "transports/records.h"
 #include "transports/sim.h"
 #include "transports/sim_workers.h"
 #include "weft/error.h"

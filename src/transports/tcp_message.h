@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "transports/match_table.h"
-#include "weft/transport.h"
+#include "transports/records.h"
 #include "wire/frame.h"
 
 namespace weft::tcp {

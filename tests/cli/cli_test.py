@@ -18,7 +18,7 @@ from typing import Any
 WEFT = str(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else ""
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 FAMILIES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
-FIELDS = {"family", "algorithm", "transport", "ranks", "bytes", "seconds_median", "seconds_p99", "wire_bytes_per_rank",
+FIELDS = {"family", "algorithm", "transport", "ranks", "bytes", "seconds_median", "seconds_p99", "payload_bytes_per_rank",
           "formula_bytes_per_rank", "rounds", "formula_rounds", "ideal_seconds", "efficiency", "correct", "simulated"}
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WEFT_TOKEN")
 Row = dict[str, Any]
@@ -56,7 +56,7 @@ class CliTest(unittest.TestCase):
         for row in rows:
             self.assertLessEqual(FIELDS, row.keys())
             self.assertTrue(row["correct"], row)
-            self.assertEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"], row)
+            self.assertEqual(row["payload_bytes_per_rank"], row["formula_bytes_per_rank"], row)
             self.assertEqual(row["rounds"], row["formula_rounds"], row)
             self.assertLessEqual(row["seconds_median"], row["seconds_p99"])
             if row["efficiency"] is not None:
@@ -72,6 +72,21 @@ class InfoTest(CliTest):
         text = weft("info").stdout
         for row in info["settings"]:
             self.assertIn(row["variable"], text)
+
+    def test_lists_schemes_that_train(self) -> None:
+        schemes = json.loads(weft("info", "--json").stdout)["schemes"]
+        self.assertLessEqual({"dense", "dense-bf16", "spardl", "topka", "powersgd"}, {row["scheme"] for row in schemes})
+        text, help_text = weft("info").stdout, weft("train", "--help").stdout
+        flags = set(re.findall(r"--([a-z-]+)", help_text))
+        plan = ("plan", "--model", "gpt", "--preset", "tiny", "--ranks", "2", "--link", "100mbit,50us", "--json")
+        for row in schemes:
+            self.assertIn(row["scheme"], text)
+            self.assertIn(row["summary"], text)
+            self.assertLessEqual(set(row["options"].split(", ")), flags, row)
+            done = weft(*plan, "--scheme", row["scheme"])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(row["scheme"], {planned["scheme"] for planned in json.loads(done.stdout)["rows"]}, done.stdout)
+        self.assertEqual(weft(*plan, "--scheme", "none-of-them").returncode, 2)  # control
 
     def test_a_setting_from_the_environment_and_never_the_token(self) -> None:
         token = "0123456789abcdef0123456789abcdef-secret"
@@ -130,7 +145,7 @@ class BenchTest(CliTest):
         case = ("allgather", "--transport", "sim", "--ranks", "16", "--link", "1gbit,50us", "--bytes", "64KiB")
         plain, scaled = self.bench(*case), self.bench(*case, "--byte-scale", "64")
         for a, b in zip(plain, scaled, strict=True):
-            self.assertEqual((a["algorithm"], a["wire_bytes_per_rank"]), (b["algorithm"], b["wire_bytes_per_rank"]))
+            self.assertEqual((a["algorithm"], a["payload_bytes_per_rank"]), (b["algorithm"], b["payload_bytes_per_rank"]))
             self.assertAlmostEqual(a["seconds_median"], b["seconds_median"], delta=0.02 * a["seconds_median"])
 
     def test_every_element_type(self) -> None:
@@ -243,9 +258,9 @@ class SparseTest(CliTest):
             if row["algorithm"] == "oktopk":
                 continue  # settles first
             if row["formula_is_bound"]:
-                self.assertLessEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"], row)
+                self.assertLessEqual(row["payload_bytes_per_rank"], row["formula_bytes_per_rank"], row)
             else:
-                self.assertEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"], row)
+                self.assertEqual(row["payload_bytes_per_rank"], row["formula_bytes_per_rank"], row)
                 self.assertEqual(row["rounds"], row["formula_rounds"], row)
 
     def test_every_row_on_threads_and_sim(self) -> None:
@@ -270,7 +285,7 @@ class SparseTest(CliTest):
         self.assertTrue(2 / 3 * row["k"] <= row["entries_out"] <= 4 / 3 * row["k"], row)
         self.assertLessEqual(row["rounds"], row["formula_rounds"])  # balancing sends no empty lists
         # Its formula is for k selected and k in the result; both are at most 4k/3.
-        self.assertLessEqual(row["wire_bytes_per_rank"], 4 / 3 * row["formula_bytes_per_rank"])
+        self.assertLessEqual(row["payload_bytes_per_rank"], 4 / 3 * row["formula_bytes_per_rank"])
 
     def test_codecs_teams_rules_and_blocks(self) -> None:
         spardl = (*self.CASE, "--algorithm", "spardl", "--transport", "sim")
@@ -279,7 +294,7 @@ class SparseTest(CliTest):
                          ["--ranks", "8", "--teams", "2", "--gather", "b-sag"], ["--blocks", "contiguous"],
                          ["--distribution", "heavy", "--residual", "drop"]):
                 self.assert_sound(self.bench(*spardl, "--codec", codec, *more))
-        sizes = [self.bench(*spardl, "--codec", codec)[0]["wire_bytes_per_rank"] for codec in ("coo", "packed", "packed-bf16")]
+        sizes = [self.bench(*spardl, "--codec", codec)[0]["payload_bytes_per_rank"] for codec in ("coo", "packed", "packed-bf16")]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
 
     def test_a_rule_that_loses_mass_is_seen(self) -> None:
@@ -313,7 +328,7 @@ class SparseTest(CliTest):
                 for row, first in zip(rows, on[0], strict=True):
                     self.assertEqual((row["buckets"], row["quotas"], row["k"]), (7, quotas, 120))
                     self.assertAlmostEqual(row["captured_energy"], first["captured_energy"], places=9)
-                    self.assertEqual(row["wire_bytes_per_rank"] > 0, True)
+                    self.assertEqual(row["payload_bytes_per_rank"] > 0, True)
                     if row["algorithm"] == "spardl":
                         self.assertEqual(row["entries_out"], row["k"])  # the quotas sum to k
 
@@ -345,7 +360,7 @@ class SparseTest(CliTest):
         plain = self.bench(*case, "--length", "640000")[0]
         scaled = self.bench(*case, "--length", "640000", "--byte-scale", "10")[0]
         self.assertEqual(scaled["length"], 640000)
-        self.assertAlmostEqual(plain["wire_bytes_per_rank"], scaled["wire_bytes_per_rank"], delta=0.01 * plain["wire_bytes_per_rank"])
+        self.assertAlmostEqual(plain["payload_bytes_per_rank"], scaled["payload_bytes_per_rank"], delta=0.01 * plain["payload_bytes_per_rank"])
         self.assertAlmostEqual(plain["seconds_median"], scaled["seconds_median"], delta=0.02 * plain["seconds_median"])
 
     def test_over_tcp_and_under_launch(self) -> None:
@@ -380,7 +395,7 @@ class SparseTest(CliTest):
     def test_alone_every_row_chooses_its_own_largest(self) -> None:
         for transport in ("threads", "sim"):
             for row in self.bench(*self.CASE, "--ranks", "1", "--transport", transport):
-                self.assertEqual(row["wire_bytes_per_rank"], 0)
+                self.assertEqual(row["payload_bytes_per_rank"], 0)
                 if row["algorithm"] in ("spardl", "topka", "topkdsa", "gtopk"):
                     self.assertAlmostEqual(row["captured_energy"], 1, places=6, msg=row)
 

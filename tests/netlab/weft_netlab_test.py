@@ -39,7 +39,7 @@ class WeftOnLinks(unittest.TestCase):
         (row,) = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertTrue(row["correct"])
         self.assertEqual(row["transport"], "tcp")
-        self.assertEqual(row["wire_bytes_per_rank"], row["formula_bytes_per_rank"])
+        self.assertEqual(row["payload_bytes_per_rank"], row["formula_bytes_per_rank"])
         self.assertEqual(row["rounds"], row["formula_rounds"])
         # The link is a bound of physics: faster would mean that the bytes took another way.
         self.assertGreater(row["seconds_median"], 0.97 * row["ideal_seconds"])

@@ -144,9 +144,10 @@ struct SparseAlgorithm {
   int (*rounds)(const SparseShape& shape);
   SparseRun* run;
   bool exact;  // entries() is what is sent where every block has enough values (spardl: not with B-SAG)
-  bool lossless = false;  // leaves no residual
-  bool selects = true;    // k entries are chosen; else every element is sent
-  bool teams = false;     // takes teams and gather
+  bool lossless = false;         // leaves no residual
+  bool selects = true;           // k entries are chosen; else every element is sent
+  bool teams = false;            // takes teams and gather
+  bool sums_selections = false;  // the result is each rank's k largest, added in rank order
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
 const SparseAlgorithm& find_sparse_algorithm(

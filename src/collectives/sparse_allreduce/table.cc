@@ -121,7 +121,8 @@ const SparseAlgorithm kRows[] = {
      .heads = topka_heads,
      .rounds = topka_rounds,
      .run = &topka,
-     .exact = true},
+     .exact = true,
+     .sums_selections = true},
     {.name = "topkdsa",
      .summary = "everybody's k largest to the owners of regions, whose sums go to everybody, sparse or dense "
                 "(SparCML)",

@@ -2,12 +2,12 @@
 #include <fstream>
 #include <memory>
 
-#include "bench_run.h"
+#include "measure/bench/run.h"
 #include "weft/error.h"
 #include "weft/trace.h"
 #include "world/placement.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -28,10 +28,10 @@ void write_trace(const std::string& path, std::span<const Trace> traces) {
 // One rank's part of one case.
 class CaseRun {
  public:
-  CaseRun(const Case& c, const BenchRank& rank, bool spoil)
+  CaseRun(const BenchCase& c, const BenchRank& rank, bool spoil)
       : case_(c), rank_(rank), work_(c, rank.world.rank()), spoil_(spoil) {}
 
-  Measurement measure(int wanted) {
+  Measured measure(int wanted) {
     for (int i = 0; i < kWarmUp; ++i) iterate(i == 0);
     std::vector<double> last(1, seconds_.back());
     largest_of_ranks(rank_.world, last);
@@ -84,7 +84,7 @@ class CaseRun {
     return seen;
   }
 
-  Measurement agree() {
+  Measured agree() {
     const Seen seen = look();
     std::vector<double> values = seconds_;
     values.push_back(static_cast<double>(seen.traffic.payload_bytes_sent));
@@ -92,10 +92,10 @@ class CaseRun {
     values.push_back(correct_ ? 0 : 1);
     largest_of_ranks(rank_.world, values);
 
-    Measurement m;
+    Measured m;
     m.correct = values.back() == 0;
     m.rounds = static_cast<int>(values[seconds_.size() + 1]);
-    m.wire_bytes = static_cast<std::uint64_t>(values[seconds_.size()]);
+    m.payload_bytes = static_cast<std::uint64_t>(values[seconds_.size()]);
     values.resize(seconds_.size());
     m.seconds = std::move(values);
     m.micro_op_bytes = seen.micro_op_bytes;
@@ -109,9 +109,9 @@ class CaseRun {
     return m;
   }
 
-  const Case& case_;
+  const BenchCase& case_;
   const BenchRank& rank_;
-  Workload work_;
+  CaseBuffers work_;
   bool spoil_;
   SteadyClock clock_;
   std::uint32_t step_ = 0;
@@ -119,7 +119,8 @@ class CaseRun {
   bool correct_ = true;
 };
 
-void on_threads(const BenchOptions& options, const BenchWorld& how, Report* report, const BenchBody& body) {
+void on_threads(const BenchOptions& options, const BenchWorld& how, BenchReport* report,
+                const BenchBody& body) {
   std::vector<RecordingTransport*> recorders(static_cast<std::size_t>(options.ranks));
   std::vector<Trace> traces;
   RunOptions run;
@@ -142,7 +143,8 @@ void on_threads(const BenchOptions& options, const BenchWorld& how, Report* repo
   if (!options.trace.empty()) write_trace(options.trace, traces);
 }
 
-void as_launched(const BenchOptions& options, const BenchWorld& how, Report* report, const BenchBody& body) {
+void as_launched(const BenchOptions& options, const BenchWorld& how, BenchReport* report,
+                 const BenchBody& body) {
   RecordingTransport* recorder = nullptr;
   Trace trace;
   JoinOptions join;
@@ -177,24 +179,25 @@ void largest_of_ranks(World& world, std::vector<double>& values) {
   world.all_reduce(std::span(values), {.reduction = Reduction::max});
 }
 
-void on_ranks(const BenchOptions& options, const BenchWorld& how, Report* report, const BenchBody& body) {
+void on_ranks(const BenchOptions& options, const BenchWorld& how, BenchReport* report,
+              const BenchBody& body) {
   if (how.launched)
     as_launched(options, how, report, body);
   else
     on_threads(options, how, report, body);
 }
 
-void bench_cases(const BenchOptions& options, const std::vector<Case>& cases, const BenchRank& rank) {
-  for (const Case& c : cases) {
+void bench_cases(const BenchOptions& options, const std::vector<BenchCase>& cases, const BenchRank& rank) {
+  for (const BenchCase& c : cases) {
     if (rank.report != nullptr) {
       const std::string name(c.algorithm != nullptr ? c.algorithm->name : "auto");
       rank.report->progress(options.family + " " + name + " " + size_text(static_cast<double>(c.bytes)) +
                             " ...");
     }
     CaseRun run(c, rank, options.spoil);
-    const Measurement m = run.measure(options.iterations);
+    const Measured m = run.measure(options.iterations);
     if (rank.report != nullptr) rank.report->add(c, m);
   }
 }
 
-}  // namespace weft::cli
+}  // namespace weft

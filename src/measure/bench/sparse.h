@@ -4,11 +4,11 @@
 #include <optional>
 #include <vector>
 
-#include "bench_run.h"
-#include "sparse_check.h"
-#include "sparse_vector.h"
+#include "measure/bench/run.h"
+#include "measure/bench/sparse_check.h"
+#include "measure/bench/sparse_vector.h"
 
-namespace weft::cli {
+namespace weft {
 
 // The operations of a step as their formulas take them.
 struct SparseFormula {
@@ -46,13 +46,13 @@ bool conserves(const SparseBench& bench, const SparseAlgorithm& row);
 // bfloat16 its rounding error as often again; each addition rounds by 2^-24 of a sum that is no larger than
 // `largest`, the sum over ranks of the largest magnitude that they put in. Relative, as mass_error is.
 double mass_tolerance(int ranks, double largest, const SparseWorth& worth);
-// Whether the result is compared with a plain program: topka, one vector, not too much of it.
-bool checks_topka(const BenchOptions& options, const SparseCase& c);
+// Whether the result is compared with a plain program: a sum of selections, one vector, not too much of it.
+bool checks_sum(const BenchOptions& options, const SparseCase& c);
 
 // On ranks that run.
 SparseMeasured measure_sparse(const BenchOptions& options, const SparseCase& c, const BenchRank& rank);
 // In virtual time.
 SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c);
-void bench_crossover(const BenchOptions& options, Report& report);
+void bench_crossover(const BenchOptions& options, BenchReport& report);
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -3,11 +3,9 @@
 //
 //   Step 1  by the cost formulas: bisection of the density
 //   Step 2  simulated at fewer elements, each counted as many: from the formula's answer on, by false
-//   position,
-//           since time is nearly linear in density
+//           position, since time is nearly linear in density
 //   Step 3  team counts at the given density, simulated: all of them, or at many ranks one team and those
-//   that
-//           the formulas rank best
+//           that the formulas rank best
 // Blocks keep at least one entry: no density below P / elements is looked at. Wire time alone: selection is
 // not in it.
 #include <algorithm>
@@ -15,13 +13,13 @@
 #include <cmath>
 #include <cstdio>
 
-#include "bench_sparse.h"
+#include "measure/bench/sparse.h"
 #include "measure/text.h"
 #include "weft/collective.h"
 #include "weft/error.h"
 #include "weft/random.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -39,6 +37,11 @@ constexpr std::size_t kDrawn = 32;  // different gradients; further ranks have t
 constexpr double kRates[] = {125e6, 1.25e9, 12.5e9};  // 1, 10, 100 Gbit/s
 constexpr double kLatency = 50e-6;
 constexpr int kSettle = 3;  // steps for the controller of B-SAG
+
+// The row that takes teams.
+const SparseAlgorithm& team_algorithm() {
+  return *std::ranges::find_if(sparse_algorithms(), &SparseAlgorithm::teams);
+}
 
 struct Point {
   const BenchOptions& options;
@@ -58,7 +61,7 @@ struct Point {
                             .k = entries_at(density, options.sparse.length),
                             .teams = teams.teams,
                             .recursive = teams.recursive};
-    const SparseAlgorithm& row = find_sparse_algorithm("spardl");
+    const SparseAlgorithm& row = team_algorithm();
     const double bytes = bytes_per_entry * static_cast<double>(row.entries(shape)) +
                          4.0 * static_cast<double>(row.heads(shape));
     return row.rounds(shape) * link.hop_seconds + bytes * link.seconds_per_byte;
@@ -75,7 +78,7 @@ double bytes_per_entry(const BenchOptions& options, double density) {
   }
   if (entries.size() == 0) entries.push_back(0, 1.0F);
   const std::size_t bytes =
-      wire::encoded_bytes(wire::sparse_codec_of(options.sparse.codec), entries.view(), kLength);
+      wire::encoded_bytes(wire::sparse_codec_of(options.sparse.scheme.codec), entries.view(), kLength);
   return static_cast<double>(bytes - 4) / static_cast<double>(entries.size());
 }
 
@@ -118,13 +121,13 @@ class Simulated {
   }
   double sparse(double density, TeamChoice teams, int settle = 0) const {
     SparseBench bench = options_.sparse;
-    bench.teams = teams.teams;
-    bench.gather = teams.recursive ? "r-sag" : teams.teams > 1 ? "b-sag" : "auto";
+    bench.scheme.teams = teams.teams;
+    bench.scheme.gather = teams.recursive ? "r-sag" : teams.teams > 1 ? "b-sag" : "auto";
     SparseCase c;
-    c.row = &find_sparse_algorithm("spardl");
+    c.row = &team_algorithm();
     c.length = elements_;
     c.k = entries_at(density, elements_);
-    const SparseOptions call = sparse_options(bench, c);
+    const SparseOptions call = sparse_call(find_scheme(c.row->name), bench.scheme, c.k);
     std::vector<SparseState> states;
     for (int r = 0; r < options_.ranks; ++r) states.emplace_back(elements_);
     std::vector<SparseResult> results(states.size());
@@ -222,7 +225,7 @@ struct BestTeams {
 
 // One team, and the team counts of one kind that are worth a simulation.
 std::vector<TeamChoice> candidates(const Point& point, bool recursive) {
-  const double density = point.options.sparse.density;
+  const double density = point.options.sparse.scheme.density;
   const double entry = bytes_per_entry(point.options, density);
   std::vector<TeamChoice> out;
   for (int teams = 2; teams <= point.ranks; ++teams) {
@@ -237,7 +240,7 @@ std::vector<TeamChoice> candidates(const Point& point, bool recursive) {
 }
 
 BestTeams best_teams(const Point& point, const Size& size, double rate) {
-  const double density = point.options.sparse.density;
+  const double density = point.options.sparse.scheme.density;
   const Simulated sim(point.options, size.ranks, rate, size.teams);
   BestTeams best;
   best.scale = sim.scale();
@@ -255,13 +258,7 @@ std::string cells(const std::vector<std::string>& texts) {
   return line;
 }
 
-std::string number(const char* form, double value) {
-  std::string text(32, '\0');
-  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), form, value)));
-  return text;
-}
-
-void add_point(const BenchOptions& options, const Size& size, double rate, bool first, Report& report) {
+void add_point(const BenchOptions& options, const Size& size, double rate, bool first, BenchReport& report) {
   const LinkCost link{.hop_seconds = kLatency, .seconds_per_byte = 1 / rate, .fold_seconds_per_byte = 0};
   const Point point{options, size.ranks, link};
   const Crossover c = crossover(point, size, rate);
@@ -274,14 +271,14 @@ void add_point(const BenchOptions& options, const Size& size, double rate, bool 
                     {"link_bytes_per_second", rate},
                     {"latency_seconds", kLatency},
                     {"length", options.sparse.length},
-                    {"codec", options.sparse.codec},
+                    {"codec", options.sparse.scheme.codec},
                     {"crossover_density", none ? Json(nullptr) : Json(c.density)},
                     {"crossover_elements", size.crossover},
                     {"crossover_byte_scale", c.scale},
                     {"least_density", static_cast<double>(size.ranks) / static_cast<double>(size.crossover)},
                     {"dense_algorithm", point.dense().name},
                     {"dense_seconds", c.dense_seconds},
-                    {"teams_density", options.sparse.density},
+                    {"teams_density", options.sparse.scheme.density},
                     {"teams", t.fixed.teams},
                     {"teams_b_sag", t.bruck.teams},
                     {"teams_elements", size.teams},
@@ -292,25 +289,26 @@ void add_point(const BenchOptions& options, const Size& size, double rate, bool 
   std::vector<std::string> lines;
   if (first) {
     lines = {"spardl against the best dense all-reduce, " + std::to_string(options.sparse.length) +
-                 " elements, codec " + options.sparse.codec + ", 50 us; SIMULATED, wire time alone",
+                 " elements, codec " + options.sparse.scheme.codec + ", 50 us; SIMULATED, wire time alone",
              "teams (R-SAG; B-SAG, whose bytes depend on the data) at density " +
-                 number("%g", options.sparse.density) + "; n: elements simulated, each counted x times",
+                 number_text("%g", options.sparse.scheme.density) +
+                 "; n: elements simulated, each counted x times",
              "",
              cells({"ranks", "link", "dense", "seconds", "dense wins", "n", "x", "one team", "r-sag",
                     "seconds", "b-sag", "seconds", "n", "x"})};
   }
   lines.push_back(
       cells({std::to_string(size.ranks), link_text(rate), std::string(point.dense().name),
-             seconds_text(c.dense_seconds), none ? "never" : "> " + number("%.3f", c.density),
-             std::to_string(size.crossover), number("%.0f", c.scale), seconds_text(t.one_team_seconds),
+             seconds_text(c.dense_seconds), none ? "never" : "> " + number_text("%.3f", c.density),
+             std::to_string(size.crossover), number_text("%.0f", c.scale), seconds_text(t.one_team_seconds),
              std::to_string(t.fixed.teams), seconds_text(t.fixed_seconds), std::to_string(t.bruck.teams),
-             seconds_text(t.bruck_seconds), std::to_string(size.teams), number("%.0f", t.scale)}));
+             seconds_text(t.bruck_seconds), std::to_string(size.teams), number_text("%.0f", t.scale)}));
   report.add_object(row, lines, true);
 }
 
 }  // namespace
 
-void bench_crossover(const BenchOptions& options, Report& report) {
+void bench_crossover(const BenchOptions& options, BenchReport& report) {
   bool first = true;
   for (const Size& size : kSizes) {
     for (const double rate : kRates) {
@@ -326,4 +324,4 @@ void bench_crossover(const BenchOptions& options, Report& report) {
   throw UsageError("--crossover is made for --ranks " + sizes + "; without --ranks for all of them");
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -7,19 +7,19 @@
 #include <string>
 #include <vector>
 
-#include "bench_case.h"
+#include "measure/bench/case.h"
 #include "measure/text.h"
 
-namespace weft::cli {
+namespace weft {
 
 using Json = nlohmann::ordered_json;
 
 // A case, measured.
-struct Measurement {
+struct Measured {
   const Algorithm* algorithm = nullptr;  // that ran
   bool chosen_by_auto = false;           // `auto` takes this one here
   std::vector<double> seconds;           // of each iteration: its slowest rank
-  std::uint64_t wire_bytes = 0;          // payload that the busiest rank sent for one operation
+  std::uint64_t payload_bytes = 0;       // payload that the busiest rank sent for one operation
   int rounds = 0;                        // hops that the busiest rank took part in
   std::size_t micro_op_bytes = 0;
   bool correct = false;
@@ -34,14 +34,14 @@ struct MpiBest {
 };
 
 // Only the rank that prints has one. What is added appears at once.
-class Report {
+class BenchReport {
  public:
-  explicit Report(const BenchOptions& options, std::string transport);
-  ~Report() { finish(); }
-  Report(const Report&) = delete;
-  Report& operator=(const Report&) = delete;
+  explicit BenchReport(const BenchOptions& options, std::string transport);
+  ~BenchReport() { finish(); }
+  BenchReport(const BenchReport&) = delete;
+  BenchReport& operator=(const BenchReport&) = delete;
 
-  void add(const Case& c, const Measurement& m);
+  void add(const BenchCase& c, const Measured& m);
   void add_mpi(const std::vector<MpiBest>& best, Family family);  // before the cases
   // Families with fields of their own; where it was measured stands before the first, unless `anywhere`.
   void add_object(const Json& object, const std::vector<std::string>& lines, bool anywhere = false);
@@ -52,9 +52,9 @@ class Report {
 
  private:
   void print_head();
-  const MpiBest* mpi_for(const Case& c) const;
+  const MpiBest* mpi_for(const BenchCase& c) const;
   void print_row(const std::vector<std::string>& cells);
-  Json object(const Case& c, const Measurement& m) const;
+  Json object(const BenchCase& c, const Measured& m) const;
 
   BenchOptions options_;
   std::string transport_;
@@ -66,4 +66,4 @@ class Report {
   bool marked_ = false;  // a row with a star
 };
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -10,16 +10,16 @@
 
 #include "weft/world.h"
 
-namespace weft::cli {
+namespace weft {
 
 inline constexpr int kGradients = 4;  // all-reduces in flight
 inline constexpr std::size_t kGradientBytes = std::size_t{8} << 20;
 
 // All-reduces that follow each other: when one has ended, its continuation submits the next. Nobody waits for
 // them.
-class Gradients {
+class GradientTraffic {
  public:
-  explicit Gradients(Engine& engine);
+  explicit GradientTraffic(Engine& engine);
 
   // All ranks together: each goes on until all have done as many, so that none is left waiting for a peer.
   // Without it they end with the engine.
@@ -57,4 +57,4 @@ class Gradients {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -1,4 +1,4 @@
-#include "sparse_check.h"
+#include "measure/bench/sparse_check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "kernels/select.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -77,8 +77,8 @@ SparseWorth weigh(const SparsePart& part, std::int64_t k, const OverRanks& over)
   return worth;
 }
 
-bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k,
-              const std::vector<float>& result) {
+bool is_sum_of_selections(const std::vector<std::vector<float>>& put_in, std::int64_t k,
+                          const std::vector<float>& result) {
   const std::size_t n = put_in.front().size();
   std::vector<float> expected(n);
   std::vector<std::uint32_t> order(n);
@@ -95,4 +95,4 @@ bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k,
   return expected == result;
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "collectives/registry.h"
-#include "sparse_options.h"
+#include "measure/bench/sparse_bench.h"
 #include "transports/link_spec.h"
 #include "weft/collective.h"
 #include "weft/world.h"
 
-namespace weft::cli {
+namespace weft {
 
 // The command line, checked.
 struct BenchOptions {
@@ -42,7 +42,7 @@ struct BenchOptions {
 // Ranks of a node where nodes are equal; 1 without nodes; 0 where they differ, which no algorithm supports.
 int node_size(const BenchOptions& options);
 
-struct Case {
+struct BenchCase {
   Family family = Family::all_reduce;
   const Algorithm* algorithm = nullptr;
   std::size_t bytes = 0;  // as --bytes counts them; under sim these are virtual bytes
@@ -53,21 +53,21 @@ struct Case {
 
 // One case for each size and algorithm. Throws UsageError for sizes that are no multiple of the element, and
 // for algorithms that do not exist or cannot run.
-std::vector<Case> make_cases(const BenchOptions& options, Family family);
+std::vector<BenchCase> make_cases(const BenchOptions& options, Family family);
 
 // Lower bound: the bytes that must pass the busiest port of the slow network, at its rate. docs/measuring.md
 // has the table. None without a link.
-std::optional<double> ideal_seconds(const BenchOptions& options, const Case& c);
+std::optional<double> ideal_seconds(const BenchOptions& options, const BenchCase& c);
 // What nccl-tests calls algbw and busbw: bytes of the whole operation, and the share of them that a port must
 // carry.
-double algorithm_bytes(const Case& c);
-double bus_factor(const Case& c);
+double algorithm_bytes(const BenchCase& c);
+double bus_factor(const BenchCase& c);
 
 // One rank's buffers of a case. The data are small integers that depend on element and rank, so that every
 // order of additions gives the same bits, and misplaced blocks are seen.
-class Workload {
+class CaseBuffers {
  public:
-  Workload(const Case& c, int rank);
+  CaseBuffers(const BenchCase& c, int rank);
   // Input in place, and rubbish where the result goes.
   void refill();
   // The operation on these buffers; they stay until the task is done.
@@ -86,11 +86,11 @@ class Workload {
   int expected(std::int64_t index) const;
   BlockRange result() const;
 
-  Case case_;
+  BenchCase case_;
   int rank_;
   Memory original_;        // the input
   Memory data_;            // in place; of all_to_all: what arrives
   std::vector<int> sums_;  // over ranks, by class of element
 };
 
-}  // namespace weft::cli
+}  // namespace weft

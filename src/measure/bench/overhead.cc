@@ -6,11 +6,11 @@
 #include <thread>
 
 #include "base/statistics.h"
-#include "bench_run.h"
+#include "measure/bench/run.h"
 #include "transports/bare_rank.h"
 #include "transports/threads.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -104,7 +104,7 @@ double per_operation(const std::vector<std::vector<double>>& times) {
 
 }  // namespace
 
-void bench_overhead(const BenchOptions& options, Report& report) {
+void bench_overhead(const BenchOptions& options, BenchReport& report) {
   const int batches = options.iterations > 0 ? options.iterations : 200;
   report.progress("overhead: bare coroutines ...");
   const double bare_seconds = per_operation(run_bare(batches));
@@ -138,4 +138,4 @@ void bench_overhead(const BenchOptions& options, Report& report) {
                           "  the engine adds      " + seconds_text(engine_seconds - bare_seconds)});
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -5,11 +5,11 @@
 #include <thread>
 
 #include "base/statistics.h"
-#include "bench_run.h"
-#include "gradients.h"
+#include "measure/bench/gradient_traffic.h"
+#include "measure/bench/run.h"
 #include "world/sim_ranks.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -22,10 +22,10 @@ constexpr TrafficClass kNoPriority = TrafficClass::gradient;
 Time gap(int iteration) { return 20ms + 1ms * ((iteration + kWarmUp) * 7 % 10); }
 
 // Seconds of each all-to-all, its slowest rank.
-std::vector<double> all_to_alls(const BenchRank& rank, const Case& c, int iterations, TrafficClass traffic,
-                                bool& correct) {
+std::vector<double> all_to_alls(const BenchRank& rank, const BenchCase& c, int iterations,
+                                TrafficClass traffic, bool& correct) {
   SteadyClock clock;
-  Workload work(c, rank.world.rank());
+  CaseBuffers work(c, rank.world.rank());
   std::vector<double> times;
   SubmitOptions options;
   options.name = "tokens";
@@ -54,9 +54,9 @@ struct Findings {
   bool correct = true;
 };
 
-void with_gradients(const BenchRank& rank, const Case& c, int iterations, TrafficClass traffic,
+void with_gradients(const BenchRank& rank, const BenchCase& c, int iterations, TrafficClass traffic,
                     Findings& findings, std::vector<double>& times) {
-  Gradients gradients(rank.world.engine());
+  GradientTraffic gradients(rank.world.engine());
   bool correct = true;
   std::vector<double> measured = all_to_alls(rank, c, iterations, traffic, correct);
   gradients.stop(rank.world);
@@ -66,14 +66,14 @@ void with_gradients(const BenchRank& rank, const Case& c, int iterations, Traffi
 }
 
 // The same in virtual time.
-std::vector<double> simulated(const BenchOptions& options, const Case& c, bool loaded, bool priority,
+std::vector<double> simulated(const BenchOptions& options, const BenchCase& c, bool loaded, bool priority,
                               Findings& findings) {
   SimRanksOptions sim = sim_options(options);
   sim.priority = priority;
-  std::vector<Workload> work;  // outlives the engines
+  std::vector<CaseBuffers> work;  // outlives the engines
   for (int r = 0; r < options.ranks; ++r) work.emplace_back(c, r);
   SimRanks ranks(sim);
-  std::vector<Gradients> gradients;
+  std::vector<GradientTraffic> gradients;
   for (int r = 0; loaded && r < ranks.size(); ++r) gradients.emplace_back(ranks.engine(r));
   const auto sleep = [](Comm comm, Time length) -> Task<void> {
     co_await comm.sleep_until(comm.now() + length);
@@ -85,17 +85,18 @@ std::vector<double> simulated(const BenchOptions& options, const Case& c, bool l
   tokens.traffic = priority ? TrafficClass::blocking : kNoPriority;
   tokens.holds = priority;
   for (int i = -kWarmUp; i < (options.iterations > 0 ? options.iterations : kIterations); ++i) {
-    for (Workload& w : work) w.refill();
+    for (CaseBuffers& w : work) w.refill();
     ranks.run(options_of_sleep, [&](Comm comm, int) { return sleep(comm, gap(i)); });
     const Time took =
         ranks.run(tokens, [&](Comm comm, int r) { return work[static_cast<std::size_t>(r)].run(comm); });
     if (i >= 0) times.push_back(seconds(took));
-    for (const Workload& w : work) findings.correct = findings.correct && w.correct();
+    for (const CaseBuffers& w : work) findings.correct = findings.correct && w.correct();
   }
   return times;
 }
 
-void print(const BenchOptions& options, const Case& c, const Findings& f, int iterations, Report& report) {
+void print(const BenchOptions& options, const BenchCase& c, const Findings& f, int iterations,
+           BenchReport& report) {
   const double idle = median(f.idle);
   const double priority = median(f.priority);
   const bool has_fifo = !f.fifo.empty();
@@ -118,7 +119,7 @@ void print(const BenchOptions& options, const Case& c, const Findings& f, int it
       {"fifo_ratio", has_fifo ? Json(fifo / idle) : Json(nullptr)},
       {"seconds_median", priority},
       {"seconds_p99", quantile(f.priority, 0.99)},
-      {"wire_bytes_per_rank", nullptr},  // gradients are counted with it
+      {"payload_bytes_per_rank", nullptr},  // gradients are counted with it
       {"formula_bytes_per_rank", c.algorithm->bytes(c.shape)},
       {"rounds", nullptr},
       {"formula_rounds", c.algorithm->rounds(c.shape)},
@@ -138,11 +139,11 @@ void print(const BenchOptions& options, const Case& c, const Findings& f, int it
 
 }  // namespace
 
-void bench_priority(const BenchOptions& options, bool launched, Report* report) {
+void bench_priority(const BenchOptions& options, bool launched, BenchReport* report) {
   const int iterations = options.iterations > 0 ? options.iterations : kIterations;
   BenchOptions call = options;
   if (call.algorithms.empty()) call.algorithms = {"pairwise"};
-  const Case c = make_cases(call, Family::all_to_all).front();
+  const BenchCase c = make_cases(call, Family::all_to_all).front();
   Findings findings;
   if (options.transport == "sim") {
     findings.idle = simulated(options, c, false, true, findings);
@@ -172,4 +173,4 @@ void bench_priority(const BenchOptions& options, bool launched, Report* report) 
   if (report != nullptr) print(options, c, findings, iterations, *report);
 }
 
-}  // namespace weft::cli
+}  // namespace weft

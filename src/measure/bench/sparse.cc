@@ -1,7 +1,7 @@
 // weft bench sparse_allreduce: every row of the table on the same data, what each sends, how long it takes
 // and what it is worth. Every step has data of its own (a function of rank and step) and is committed, so
 // that residuals and thresholds are those of a training run.
-#include "bench_sparse.h"
+#include "measure/bench/sparse.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "measure/text.h"
 #include "weft/error.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -25,12 +25,6 @@ constexpr Column kColumns[] = {{"algorithm", -12},  {"codec", -12}, {"median", 1
                                {"entries out", 12}, {"B/entry", 8}, {"energy", 8},      {"mass error", 11},
                                {"rounds", 9},       {"correct", 8}};
 
-std::string number(const char* form, double value) {
-  std::string text(32, '\0');
-  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), form, value)));
-  return text;
-}
-
 std::string joined(const std::vector<std::string>& cells) {
   std::string line;
   for (std::size_t i = 0; i < cells.size(); ++i) line += padded(cells[i], kColumns[i].width);
@@ -42,11 +36,11 @@ std::vector<SparseCase> make_cases(const BenchOptions& options) {
   const double real = static_cast<double>(bench.length) / options.byte_scale;
   if (real < 1 || real != std::floor(real)) {
     throw UsageError("--length " + std::to_string(bench.length) + " at a byte scale of " +
-                     number("%g", options.byte_scale) + " is no whole number of elements");
+                     number_text("%g", options.byte_scale) + " is no whole number of elements");
   }
   if (bench.buckets > real) {
     throw UsageError("--buckets " + std::to_string(bench.buckets) + " are more than the " +
-                     number("%.0f", real) + " elements");
+                     number_text("%.0f", real) + " elements");
   }
   std::vector<SparseCase> cases;
   std::uint32_t slot = 1;
@@ -54,7 +48,7 @@ std::vector<SparseCase> make_cases(const BenchOptions& options) {
     SparseCase c;
     c.row = &row;
     c.length = static_cast<std::int64_t>(real);
-    c.k = entries_at(bench.density, c.length);
+    c.k = entries_at(bench.scheme.density, c.length);
     c.slot = slot;
     slot += bench.buckets == 0 ? 1 : static_cast<std::uint32_t>(bench.buckets) + 2;
     cases.push_back(c);
@@ -76,13 +70,12 @@ Json common(const SparseFormula& formula, const Field& field) {
   return first;
 }
 
-// Teams are spardl's alone.
 Json teams_of(const SparseFormula::Operation& operation) {
-  return operation.row->name == "spardl" ? Json(operation.shape.teams) : Json(nullptr);
+  return operation.row->teams ? Json(operation.shape.teams) : Json(nullptr);
 }
 
 Json gather_of(const SparseFormula::Operation& operation) {
-  if (operation.row->name != "spardl") return nullptr;
+  if (!operation.row->teams) return nullptr;
   if (operation.shape.teams == 1) return "none";
   return operation.shape.recursive ? "r-sag" : "b-sag";
 }
@@ -100,17 +93,17 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
           {"nodes", options.nodes},
           {"dtype", "float32"},
           {"length", bench.length},
-          {"density", bench.density},
+          {"density", bench.scheme.density},
           {"k", scaled(static_cast<double>(c.k))},
           {"distribution", name_of(bench.distribution)},
-          {"codec", bench.codec},
-          {"residual", name_of(bench.residual)},
-          {"blocks", bench.blocks},
+          {"codec", bench.scheme.codec},
+          {"residual", name_of(bench.scheme.residual)},
+          {"blocks", bench.scheme.blocks},
           {"teams", common(m.formula, teams_of)},
           {"gather", common(m.formula, gather_of)},
           {"buckets", bench.buckets > 0 ? Json(bench.buckets) : Json(nullptr)},
-          {"quotas", bench.buckets > 0 ? Json(name_of(bench.quotas)) : Json(nullptr)},
-          {"threads", bench.threads},
+          {"quotas", bench.buckets > 0 ? Json(name_of(bench.scheme.quotas)) : Json(nullptr)},
+          {"threads", bench.scheme.threads},
           {"steps_before", bench.steps_before},
           {"bytes", scaled(4 * static_cast<double>(c.length))},
           {"byte_scale", scale}};
@@ -119,7 +112,7 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
 // Equal, or below the bound where it is one. Of the median; oktopk exceeds its bound until it has settled.
 bool bytes_as_formula(const BenchOptions& options, const SparseMeasured& m) {
   const double sent = median(m.bytes), formula = median(m.formula_bytes);
-  return m.formula.is_exact(options.sparse.codec) ? sent == formula : sent <= formula;
+  return m.formula.is_exact(options.sparse.scheme.codec) ? sent == formula : sent <= formula;
 }
 
 Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
@@ -127,12 +120,12 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
   const double middle = median(m.seconds);
   const auto scaled = [scale](double x) { return std::llround(x * scale); };
   const double bytes = 4 * static_cast<double>(options.sparse.length);
-  const double wire_bytes = median(m.bytes);
+  const double payload = median(m.bytes);
   double mean = 0;
   for (const double b : m.bytes) mean += b / static_cast<double>(m.bytes.size());
   const std::optional<LinkSpec>& link = options.link ? options.link : options.ideal;
-  const bool has_ideal = link && wire_bytes > 0;
-  const double ideal = has_ideal ? wire_bytes * scale / link->bytes_per_second : 0;
+  const bool has_ideal = link && payload > 0;
+  const double ideal = has_ideal ? payload * scale / link->bytes_per_second : 0;
   const auto worth = [&](double SparseWorth::* field) {
     return m.worth ? Json((*m.worth).*field) : Json(nullptr);
   };
@@ -145,10 +138,10 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
       {"wire_seconds", median(m.wire)},
       {"algbw_bytes_per_second", middle > 0 ? bytes / middle : 0},
       {"busbw_bytes_per_second", middle > 0 ? bytes / middle * 2 * (options.ranks - 1) / options.ranks : 0},
-      {"wire_bytes_per_rank", scaled(wire_bytes)},
-      {"wire_bytes_mean", mean * scale},
+      {"payload_bytes_per_rank", scaled(payload)},
+      {"payload_bytes_mean", mean * scale},
       {"formula_bytes_per_rank", scaled(median(m.formula_bytes))},
-      {"formula_is_bound", !m.formula.is_exact(options.sparse.codec)},
+      {"formula_is_bound", !m.formula.is_exact(options.sparse.scheme.codec)},
       {"bytes_as_formula", bytes_as_formula(options, m)},
       {"rounds", m.rounds},
       {"formula_rounds", m.formula.rounds()},
@@ -169,7 +162,7 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
 
 std::string row_text(const Json& row) {
   const auto or_dash = [&row](const char* field, const char* form) {
-    return row[field].is_null() ? std::string("-") : number(form, row[field]);
+    return row[field].is_null() ? std::string("-") : number_text(form, row[field]);
   };
   const bool bound = row["formula_is_bound"], off = !row["bytes_as_formula"];
   const bool dense = !find_sparse_algorithm(row["algorithm"].get<std::string>()).selects;
@@ -178,43 +171,43 @@ std::string row_text(const Json& row) {
        seconds_text(row["seconds_p99"]),
        row["select_seconds"].is_null() ? "-" : seconds_text(row["select_seconds"]),
        seconds_text(row["wire_seconds"]),
-       size_text(row["wire_bytes_per_rank"].get<double>()) + (off ? "!" : ""),
+       size_text(row["payload_bytes_per_rank"].get<double>()) + (off ? "!" : ""),
        (bound ? "<= " : "") + size_text(row["formula_bytes_per_rank"].get<double>()),
-       std::to_string(row["entries_out"].get<std::int64_t>()), number("%.2f", row["bytes_per_entry"]),
+       std::to_string(row["entries_out"].get<std::int64_t>()), number_text("%.2f", row["bytes_per_entry"]),
        or_dash("captured_energy", "%.4f"), or_dash("mass_error", "%.1e"),
        std::to_string(row["rounds"].get<int>()) + " of " + std::to_string(row["formula_rounds"].get<int>()),
        row["correct"].get<bool>() ? "yes" : "NO"});
 }
 
-std::vector<std::string> head_text(const Json& row, const BenchOptions& options) {
+std::vector<std::string> head_text(const Json& row, const SparseCase& c, const BenchOptions& options) {
   std::string what = std::to_string(options.sparse.length) + " elements, " +
                      std::string(name_of(options.sparse.distribution)) + ", density " +
-                     number("%g", options.sparse.density) + ": k = " + row["k"].dump();
-  if (options.sparse.density * static_cast<double>(options.sparse.length) / options.byte_scale < 0.5) {
+                     number_text("%g", options.sparse.scheme.density) + ": k = " + row["k"].dump();
+  if (options.sparse.scheme.density * static_cast<double>(options.sparse.length) / options.byte_scale < 0.5) {
     what += " (rounded it would be 0; one is the least)";
   }
-  what += "; residual " + std::string(name_of(options.sparse.residual)) + ", blocks " + options.sparse.blocks;
-  if (row["algorithm"] == "spardl")
-    what += ", " + (row["teams"].is_null() ? "various" : row["teams"].dump()) + " team(s)";
+  what += "; residual " + std::string(name_of(options.sparse.scheme.residual)) + ", blocks " +
+          options.sparse.scheme.blocks;
+  if (c.row->teams) what += ", " + (row["teams"].is_null() ? "various" : row["teams"].dump()) + " team(s)";
   if (options.sparse.buckets > 0) {
     what += "; " + std::to_string(options.sparse.buckets) + " bucket(s), " +
-            std::string(name_of(options.sparse.quotas)) + " quotas";
+            std::string(name_of(options.sparse.scheme.quotas)) + " quotas";
   }
-  if (options.byte_scale != 1) what += "; each element counts as " + number("%g", options.byte_scale);
+  if (options.byte_scale != 1) what += "; each element counts as " + number_text("%g", options.byte_scale);
   std::vector<std::string> titles;
   for (const Column& column : kColumns) titles.emplace_back(column.title);
   return {what, "", joined(titles)};
 }
 
-void add_row(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m, Report& report) {
+void add_row(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m, BenchReport& report) {
   const Json row = object(options, c, m);
   std::vector<std::string> lines;
-  if (c.slot == 1) lines = head_text(row, options);
+  if (c.slot == 1) lines = head_text(row, c, options);
   lines.push_back(row_text(row));
   report.add_object(row, lines);
 }
 
-void progress(const BenchOptions& options, const SparseCase& c, Report& report) {
+void progress(const BenchOptions& options, const SparseCase& c, BenchReport& report) {
   report.progress(options.family + " " + std::string(c.row->name) + " ...");
 }
 
@@ -256,18 +249,19 @@ bool SparseFormula::is_exact(const std::string& codec) const {
   if (operations.size() > 1) return false;  // the busiest rank of one is not that of another
   const auto& [row, shape] = operations.front();
   const bool no_entries = row->entries(shape) == 0;
-  const bool bruck = row->name == "spardl" && shape.teams > 1 && !shape.recursive;
+  const bool bruck = row->teams && shape.teams > 1 && !shape.recursive;
   return row->exact && !bruck && (no_entries || codec == "coo");
 }
 
-bool checks_topka(const BenchOptions& options, const SparseCase& c) {
+bool checks_sum(const BenchOptions& options, const SparseCase& c) {
   constexpr std::int64_t kMost = 1 << 20;  // elements of all ranks together
-  return c.row->name == "topka" && options.sparse.buckets == 0 && c.length * options.ranks <= kMost &&
-         options.sparse.codec != "packed-bf16";
+  return c.row->sums_selections && options.sparse.buckets == 0 && c.length * options.ranks <= kMost &&
+         options.sparse.scheme.codec != "packed-bf16";
 }
 
 bool conserves(const SparseBench& bench, const SparseAlgorithm& row) {
-  const bool rule = bench.residual == ResidualRule::gres || bench.residual == ResidualRule::drop;
+  const bool rule =
+      bench.scheme.residual == ResidualRule::gres || bench.scheme.residual == ResidualRule::drop;
   return row.lossless || (rule && row.selects);
 }
 
@@ -277,7 +271,7 @@ double mass_tolerance(int ranks, double largest, const SparseWorth& worth) {
 
 void check_sparse(const BenchOptions& options) { (void)make_cases(options); }
 
-void bench_sparse(const BenchOptions& options, bool launched, Report* report) {
+void bench_sparse(const BenchOptions& options, bool launched, BenchReport* report) {
   if (options.sparse.crossover) return bench_crossover(options, *report);
   const std::vector<SparseCase> cases = make_cases(options);
   if (options.transport == "sim") {
@@ -297,4 +291,4 @@ void bench_sparse(const BenchOptions& options, bool launched, Report* report) {
   if (report != nullptr) print_legend(options);
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "base/statistics.h"
-#include "bench_sparse.h"
-#include "message_log.h"
+#include "measure/bench/message_log.h"
+#include "measure/bench/sparse.h"
 #include "weft/collective.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -116,7 +116,7 @@ class SparseRank {
     if (conserves(bench_, *case_.row)) {
       correct_ = correct_ && worth_->mass_error <= mass_tolerance(rank_.world.size(), largest[0], *worth_);
     }
-    if (checks_topka(options_, case_)) correct_ = correct_ && compare_topka(put_in);
+    if (checks_sum(options_, case_)) correct_ = correct_ && compare_sum(put_in);
   }
   // Appends this rank's block of the sum.
   void sum_chunk(std::span<const float> values, std::vector<double>& out) {
@@ -143,7 +143,7 @@ class SparseRank {
       out[static_cast<std::size_t>(chunk * whole.count + local - own.first)] = value;
     });
   }
-  bool compare_topka(const std::vector<float>& put_in) {
+  bool compare_sum(const std::vector<float>& put_in) {
     const std::size_t n = put_in.size();
     const auto size = static_cast<std::size_t>(rank_.world.size());
     std::vector<float> all(n * size);
@@ -159,7 +159,7 @@ class SparseRank {
     }
     std::vector<float> result(n);
     vector_.for_each([&](std::int64_t i, float value) { result[static_cast<std::size_t>(i)] = value; });
-    return is_topka(of_rank, case_.k, result);
+    return is_sum_of_selections(of_rank, case_.k, result);
   }
 
   // What the engine's thread knows of the last step; it alone may look.
@@ -277,4 +277,4 @@ SparseMeasured measure_sparse(const BenchOptions& options, const SparseCase& c, 
   return SparseRank(options, c, rank).measure();
 }
 
-}  // namespace weft::cli
+}  // namespace weft

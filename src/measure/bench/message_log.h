@@ -19,7 +19,7 @@
 #include "weft/comm.h"
 #include "weft/task.h"
 
-namespace weft::cli {
+namespace weft {
 
 class MessageLog {
  public:
@@ -51,4 +51,4 @@ class MessageLog {
 // REQUIRES: `payload` has log.longest() bytes and lives, as the log does, until it is done.
 Task<void> replay(Comm comm, const MessageLog& log, std::span<const std::byte> payload);
 
-}  // namespace weft::cli
+}  // namespace weft

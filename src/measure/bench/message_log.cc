@@ -1,11 +1,11 @@
-#include "message_log.h"
+#include "measure/bench/message_log.h"
 
 #include <algorithm>
 
 #include "collectives/pieces.h"
 #include "transports/decorator.h"
 
-namespace weft::cli {
+namespace weft {
 
 // Stands before the engine's scheduler, so that it sees a send when the program makes it and not when the
 // window has room for it.
@@ -82,4 +82,4 @@ Task<void> replay(Comm comm, const MessageLog& log, std::span<const std::byte> p
   while (!sends.empty()) co_await sends.next();
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -1,4 +1,4 @@
-#include "bench_case.h"
+#include "measure/bench/case.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "weft/error.h"
 #include "weft/identity.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -96,7 +96,7 @@ NodeSizes node_sizes(const BenchOptions& options) {
 }
 
 // Bytes that must pass the busiest port between `parts` (ranks, or nodes of several ranks).
-double port_bytes(const Case& c, int parts, const NodeSizes& node) {
+double port_bytes(const BenchCase& c, int parts, const NodeSizes& node) {
   const double n = static_cast<double>(c.bytes);
   const int ranks = c.shape.size;
   switch (c.family) {
@@ -124,13 +124,13 @@ int node_size(const BenchOptions& options) {
   return options.ranks % options.nodes == 0 ? options.ranks / options.nodes : 0;
 }
 
-std::vector<Case> make_cases(const BenchOptions& options, Family family) {
+std::vector<BenchCase> make_cases(const BenchOptions& options, Family family) {
   if (reduces(family) && options.dtype == DType::bytes) {
     throw UsageError(options.family + ": bytes have no sum; choose another --dtype");
   }
-  std::vector<Case> cases;
+  std::vector<BenchCase> cases;
   for (const std::size_t bytes : options.sizes) {
-    Case c;
+    BenchCase c;
     c.family = family;
     c.bytes = bytes;
     c.dtype = options.dtype;
@@ -157,7 +157,7 @@ std::vector<Case> make_cases(const BenchOptions& options, Family family) {
   return cases;
 }
 
-std::optional<double> ideal_seconds(const BenchOptions& options, const Case& c) {
+std::optional<double> ideal_seconds(const BenchOptions& options, const BenchCase& c) {
   const std::optional<LinkSpec>& link = options.link ? options.link : options.ideal;
   if (!link || c.shape.size == 1) return std::nullopt;
   if (options.nodes == 1) {  // nothing leaves the node
@@ -168,26 +168,26 @@ std::optional<double> ideal_seconds(const BenchOptions& options, const Case& c) 
   return port_bytes(c, parts, node_sizes(options)) / link->bytes_per_second;
 }
 
-double algorithm_bytes(const Case& c) {
+double algorithm_bytes(const BenchCase& c) {
   return static_cast<double>(c.bytes) * (by_block(c.family) ? c.shape.size : 1);
 }
 
-double bus_factor(const Case& c) {
+double bus_factor(const BenchCase& c) {
   const double share = static_cast<double>(c.shape.size - 1) / c.shape.size;
   if (c.family == Family::broadcast) return 1;
   return c.family == Family::all_reduce ? 2 * share : share;
 }
 
-void Workload::Free::operator()(std::byte* memory) const { std::free(memory); }
+void CaseBuffers::Free::operator()(std::byte* memory) const { std::free(memory); }
 
-Workload::Memory Workload::allocate(std::size_t bytes) {
+CaseBuffers::Memory CaseBuffers::allocate(std::size_t bytes) {
   const std::size_t whole = (std::max<std::size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, whole));
   if (memory == nullptr) throw std::bad_alloc();
   return Memory(memory);
 }
 
-Workload::Workload(const Case& c, int rank)
+CaseBuffers::CaseBuffers(const BenchCase& c, int rank)
     : case_(c), rank_(rank), original_(allocate(c.shape.bytes())), data_(allocate(c.shape.bytes())) {
   for (int element_class = 0; reduces(c.family) && element_class < kClasses; ++element_class) {
     int sum = 0;
@@ -201,7 +201,7 @@ Workload::Workload(const Case& c, int rank)
   });
 }
 
-int Workload::input(std::int64_t index) const {
+int CaseBuffers::input(std::int64_t index) const {
   if (reduces(case_.family)) return term(case_.dtype, rank_, class_of(index));
   if (case_.family == Family::broadcast) return rank_ == 0 ? token(0, 0, index) : 255;
   const auto block =
@@ -210,7 +210,7 @@ int Workload::input(std::int64_t index) const {
   return block == rank_ ? token(rank_, 0, index) : 255;
 }
 
-int Workload::expected(std::int64_t index) const {
+int CaseBuffers::expected(std::int64_t index) const {
   if (reduces(case_.family)) return sums_[static_cast<std::size_t>(class_of(index))];
   if (case_.family == Family::broadcast) return token(0, 0, index);
   const std::int64_t length = std::max<std::int64_t>(case_.shape.count / case_.shape.size, 1);
@@ -219,14 +219,14 @@ int Workload::expected(std::int64_t index) const {
   return token(block, 0, index);
 }
 
-void Workload::refill() {
+void CaseBuffers::refill() {
   if (case_.family == Family::all_to_all)
     std::memset(data_.get(), 0xff, case_.shape.bytes());
   else
     std::memcpy(data_.get(), original_.get(), case_.shape.bytes());
 }
 
-Task<void> Workload::run(Comm comm) const {
+Task<void> CaseBuffers::run(Comm comm) const {
   const std::string_view name = case_.algorithm != nullptr ? case_.algorithm->name : "auto";
   switch (case_.family) {
     case Family::all_reduce:
@@ -247,12 +247,12 @@ Task<void> Workload::run(Comm comm) const {
 }
 
 // Where the result lies: everywhere, or in the own block.
-BlockRange Workload::result() const {
+BlockRange CaseBuffers::result() const {
   if (case_.family == Family::reduce_scatter) return block_of(case_.shape.count, case_.shape.size, rank_);
   return {0, case_.shape.count};
 }
 
-bool Workload::correct() const {
+bool CaseBuffers::correct() const {
   const BlockRange range = result();
   return with_type(case_.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -264,11 +264,11 @@ bool Workload::correct() const {
   });
 }
 
-void Workload::spoil() {
+void CaseBuffers::spoil() {
   if (const BlockRange range = result(); range.count > 0) {
     std::byte& touched = data_.get()[static_cast<std::size_t>(range.first) * case_.shape.element_bytes];
     touched ^= std::byte{1};
   }
 }
 
-}  // namespace weft::cli
+}  // namespace weft

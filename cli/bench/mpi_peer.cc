@@ -1,10 +1,11 @@
 // What a user would pick instead: MPI's own collective, on this machine, with every algorithm that Open MPI
 // can be tuned to.
+#include "bench/mpi_peer.h"
+
 #include <filesystem>
 #include <map>
 #include <sstream>
 
-#include "bench_run.h"
 #include "process.h"
 #include "weft/error.h"
 
@@ -86,7 +87,8 @@ void keep_best(std::vector<MpiBest>& best, const std::string& output, const std:
 
 }  // namespace
 
-std::vector<MpiBest> best_of_mpi(const BenchOptions& options, const std::string& program, Report& report) {
+std::vector<MpiBest> best_of_mpi(const BenchOptions& options, const std::string& program,
+                                 BenchReport& report) {
   const std::string peer = peer_program(program);
   const Collective& collective = collectives().at(options.family);
   std::vector<Tuned> tuned = collective.algorithms;

@@ -1,9 +1,8 @@
-#include "sparse_options.h"
+#include "bench/sparse_flags.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <bit>
-#include <cmath>
+#include <initializer_list>
 
 #include "weft/error.h"
 #include "wire/codec.h"
@@ -24,22 +23,22 @@ std::string one_of(const std::string& flag, const std::string& value,
   throw UsageError(flag + " '" + value + "' is none of: " + list);
 }
 
-void check_teams(const SparseBench& bench, int ranks) {
-  if (bench.teams < 0) throw UsageError("--teams must be 1 or more, not " + std::to_string(bench.teams));
-  if (bench.teams == 0) return;
-  if (ranks % bench.teams != 0) {
-    throw UsageError("--teams " + std::to_string(bench.teams) + " do not divide " + std::to_string(ranks) +
+void check_teams(const SchemeOptions& scheme, int ranks) {
+  if (scheme.teams < 0) throw UsageError("--teams must be 1 or more, not " + std::to_string(scheme.teams));
+  if (scheme.teams == 0) return;
+  if (ranks % scheme.teams != 0) {
+    throw UsageError("--teams " + std::to_string(scheme.teams) + " do not divide " + std::to_string(ranks) +
                      " ranks");
   }
-  if (bench.gather == "r-sag" && !std::has_single_bit(static_cast<unsigned>(bench.teams))) {
-    throw UsageError("--gather r-sag needs a power of two of teams, not " + std::to_string(bench.teams));
+  if (scheme.gather == "r-sag" && !std::has_single_bit(static_cast<unsigned>(scheme.teams))) {
+    throw UsageError("--gather r-sag needs a power of two of teams, not " + std::to_string(scheme.teams));
   }
 }
 
 constexpr int kMostThreads = 256;
 
 void take_buckets(const TypedSparse& typed, SparseBench& bench) {
-  if (!typed.quotas.empty()) bench.quotas = quota_kind_of(typed.quotas);
+  if (!typed.quotas.empty()) bench.scheme.quotas = quota_kind_of(typed.quotas);
   if (!typed.buckets) {
     if (!typed.quotas.empty()) throw UsageError("--quotas are those of --buckets, which are not given");
     return;
@@ -61,16 +60,17 @@ void add_sparse_options(CLI::App& verb, TypedSparse& typed) {
     typed.flags.push_back(verb.add_option(name, value, what)->group(group));
   };
   option("--length", typed.length, "elements of a rank's vector (default 1048576)");
-  option("--density", typed.density, "share of them that is sent: k = round(length x density), at least 1");
+  option("--density", typed.scheme.density,
+         "share of them that is sent: k = round(length x density), at least 1");
   option("--distribution", typed.distribution, "gaussian (default), laplace, layered, heavy");
-  option("--teams", typed.teams, "spardl: a divisor of the ranks (default: by the cost model)");
-  option("--gather", typed.gather, "spardl with teams: r-sag, b-sag, auto (default)");
-  option("--codec", typed.codec, "coo, packed (default), packed-bf16");
+  option("--teams", typed.scheme.teams, "spardl: a divisor of the ranks (default: by the cost model)");
+  option("--gather", typed.scheme.gather, "spardl with teams: r-sag, b-sag, auto (default)");
+  option("--codec", typed.scheme.codec, "coo, packed (default), packed-bf16");
   option("--residual", typed.residual, "gres (default), pres, lres, drop");
-  option("--blocks", typed.blocks, "dealt (default), contiguous");
+  option("--blocks", typed.scheme.blocks, "dealt (default), contiguous");
   option("--buckets", typed.buckets, "cut into so many, in flight together through the data-parallel layer");
   option("--quotas", typed.quotas, "of the buckets: adaptive (default), proportional");
-  option("--threads", typed.threads, "of the selection, a rank (default 1)");
+  option("--threads", typed.scheme.threads, "of the selection, a rank (default 1)");
   option("--steps-before", typed.steps_before,
          "steps that settle the state, not measured (default 3; oktopk settles after about 5 length/k)");
   typed.flags.push_back(
@@ -92,33 +92,29 @@ SparseBench checked(const TypedSparse& typed, int ranks) {
   if (typed.length < 1 || typed.length > 0xffff'ffffll) {
     throw UsageError("--length must be 1 to 2^32 - 1 elements, not " + std::to_string(typed.length));
   }
-  if (!(typed.density > 0 && typed.density <= 1)) {
-    throw UsageError("--density must be above 0 and at most 1, not " + CLI::detail::to_string(typed.density));
+  const SchemeOptions& scheme = typed.scheme;
+  if (!(scheme.density > 0 && scheme.density <= 1)) {
+    throw UsageError("--density must be above 0 and at most 1, not " +
+                     CLI::detail::to_string(scheme.density));
   }
-  if (typed.threads < 1 || typed.threads > kMostThreads) {
+  if (scheme.threads < 1 || scheme.threads > kMostThreads) {
     throw UsageError("--threads must be 1 to " + std::to_string(kMostThreads) + ", not " +
-                     std::to_string(typed.threads));
+                     std::to_string(scheme.threads));
   }
   if (typed.steps_before < 0) throw UsageError("--steps-before must be 0 or more");
   bench.length = typed.length;
-  bench.density = typed.density;
   bench.distribution = distribution_of(typed.distribution);
-  bench.codec = wire::name_of(wire::sparse_codec_of(typed.codec));
-  bench.blocks = one_of("--blocks", typed.blocks, {"dealt", "contiguous"});
-  bench.gather = one_of("--gather", typed.gather, {"auto", "r-sag", "b-sag"});
-  bench.residual = residual_rule_of(typed.residual);
-  bench.teams = typed.teams;
-  bench.threads = typed.threads;
+  bench.scheme = scheme;
+  bench.scheme.codec = wire::name_of(wire::sparse_codec_of(scheme.codec));
+  bench.scheme.blocks = one_of("--blocks", scheme.blocks, {"dealt", "contiguous"});
+  bench.scheme.gather = one_of("--gather", scheme.gather, {"auto", "r-sag", "b-sag"});
+  bench.scheme.residual = residual_rule_of(typed.residual);
   bench.steps_before = typed.steps_before;
   bench.check = !typed.no_check;
   bench.crossover = typed.crossover;
-  check_teams(bench, ranks);
+  check_teams(bench.scheme, ranks);
   take_buckets(typed, bench);
   return bench;
-}
-
-std::int64_t entries_at(double density, std::int64_t length) {
-  return std::clamp<std::int64_t>(std::llround(density * static_cast<double>(length)), 1, length);
 }
 
 }  // namespace weft::cli

@@ -5,19 +5,19 @@
 #include <functional>
 #include <vector>
 
-#include "bench_case.h"
-#include "bench_report.h"
+#include "measure/bench/case.h"
+#include "measure/bench/report.h"
 #include "transports/recording.h"
 #include "weft/world.h"
 #include "world/sim_ranks.h"
 
-namespace weft::cli {
+namespace weft {
 
 // One rank of a benchmark; `report` is null on ranks that print nothing.
 struct BenchRank {
   World& world;
   RecordingTransport& recorder;
-  Report* report = nullptr;
+  BenchReport* report = nullptr;
 };
 using BenchBody = std::function<void(const BenchRank&)>;
 
@@ -27,24 +27,20 @@ struct BenchWorld {
 };
 
 // Runs `body` on every rank that this process has: all of them as threads, or its own.
-void on_ranks(const BenchOptions& options, const BenchWorld& how, Report* report, const BenchBody& body);
+void on_ranks(const BenchOptions& options, const BenchWorld& how, BenchReport* report, const BenchBody& body);
 
 // Measures all cases, one after the other.
-void bench_cases(const BenchOptions& options, const std::vector<Case>& cases, const BenchRank& rank);
+void bench_cases(const BenchOptions& options, const std::vector<BenchCase>& cases, const BenchRank& rank);
 // Each value becomes the largest of all ranks.
 void largest_of_ranks(World& world, std::vector<double>& values);
 
 // The simulated network that the options name.
 SimRanksOptions sim_options(const BenchOptions& options);
-void bench_sim(const BenchOptions& options, const std::vector<Case>& cases, Report& report);
-void bench_priority(const BenchOptions& options, bool launched, Report* report);
+void bench_sim(const BenchOptions& options, const std::vector<BenchCase>& cases, BenchReport& report);
+void bench_priority(const BenchOptions& options, bool launched, BenchReport* report);
 // Throws UsageError for what cannot run.
 void check_sparse(const BenchOptions& options);
-void bench_sparse(const BenchOptions& options, bool launched, Report* report);
-void bench_overhead(const BenchOptions& options, Report& report);
+void bench_sparse(const BenchOptions& options, bool launched, BenchReport* report);
+void bench_overhead(const BenchOptions& options, BenchReport& report);
 
-// Open MPI on this machine, every tuned algorithm of the family; best median for each size. `program` is this
-// binary.
-std::vector<MpiBest> best_of_mpi(const BenchOptions& options, const std::string& program, Report& report);
-
-}  // namespace weft::cli
+}  // namespace weft

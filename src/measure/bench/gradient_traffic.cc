@@ -1,22 +1,22 @@
-#include "gradients.h"
+#include "measure/bench/gradient_traffic.h"
 
 #include <optional>
 #include <utility>
 
-#include "bench_run.h"
+#include "measure/bench/run.h"
 #include "weft/collective.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 constexpr std::uint32_t kGradientSlot = 100;
 }  // namespace
 
-Gradients::Gradients(Engine& engine) : state_(std::make_shared<State>(engine)) {
+GradientTraffic::GradientTraffic(Engine& engine) : state_(std::make_shared<State>(engine)) {
   for (std::size_t g = 0; g < kGradients; ++g) submit(state_, g, state_->lanes[g].submitted++);
 }
 
-void Gradients::stop(World& world) {
+void GradientTraffic::stop(World& world) {
   std::vector<double> steps;
   {
     const std::lock_guard lock(state_->mutex);
@@ -41,7 +41,7 @@ void Gradients::stop(World& world) {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
-void Gradients::submit(const std::shared_ptr<State>& state, std::size_t g, std::uint32_t step) {
+void GradientTraffic::submit(const std::shared_ptr<State>& state, std::size_t g, std::uint32_t step) {
   SubmitOptions options;
   options.name = "gradient";
   options.slot = kGradientSlot + static_cast<std::uint32_t>(g);
@@ -54,7 +54,7 @@ void Gradients::submit(const std::shared_ptr<State>& state, std::size_t g, std::
   ticket.then([state, g, ticket] { ended(state, g, ticket); });
 }
 
-void Gradients::ended(const std::shared_ptr<State>& state, std::size_t g, const Ticket& ticket) {
+void GradientTraffic::ended(const std::shared_ptr<State>& state, std::size_t g, const Ticket& ticket) {
   std::optional<std::uint32_t> next;
   {
     const std::lock_guard lock(state->mutex);
@@ -67,4 +67,4 @@ void Gradients::ended(const std::shared_ptr<State>& state, std::size_t g, const 
   if (next) submit(state, g, *next);
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -1,11 +1,11 @@
-#include "bench_report.h"
+#include "measure/bench/report.h"
 
 #include <cmath>
 #include <cstdio>
 
 #include "base/statistics.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -13,24 +13,12 @@ struct Column {
   const char* title;
   int width;  // negative: to the left
 };
-constexpr Column kColumns[] = {{"algorithm", -22}, {"bytes", 10},      {"median", 10},    {"p99", 10},
-                               {"algbw", 11},      {"busbw", 11},      {"wire/rank", 11}, {"rounds", 7},
+constexpr Column kColumns[] = {{"algorithm", -22}, {"bytes", 10},      {"median", 10},       {"p99", 10},
+                               {"algbw", 11},      {"busbw", 11},      {"payload/rank", 14}, {"rounds", 7},
                                {"ideal", 10},      {"efficiency", 11}, {"correct", 8}};
 constexpr Column kAgainst = {"x MPI", 8};
 
 Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
-
-std::string percent(double share) {
-  std::string text(16, '\0');
-  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.1f %%", 100 * share)));
-  return text;
-}
-
-std::string times(double ratio) {
-  std::string text(16, '\0');
-  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.2f", ratio)));
-  return text;
-}
 
 std::uint64_t scaled(std::uint64_t bytes, double scale) {
   return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * scale));
@@ -54,17 +42,17 @@ std::string where(const BenchOptions& options, const std::string& transport) {
 
 }  // namespace
 
-Report::Report(const BenchOptions& options, std::string transport)
+BenchReport::BenchReport(const BenchOptions& options, std::string transport)
     : options_(options), transport_(std::move(transport)), progress_(true) {}
 
-const MpiBest* Report::mpi_for(const Case& c) const {
+const MpiBest* BenchReport::mpi_for(const BenchCase& c) const {
   for (const MpiBest& best : mpi_) {
     if (best.bytes == c.bytes) return &best;
   }
   return nullptr;
 }
 
-Json Report::object(const Case& c, const Measurement& m) const {
+Json BenchReport::object(const BenchCase& c, const Measured& m) const {
   const double middle = median(m.seconds);
   Shape shape = c.shape;
   shape.micro_op_bytes = m.micro_op_bytes;
@@ -87,7 +75,7 @@ Json Report::object(const Case& c, const Measurement& m) const {
       {"seconds_p99", quantile(m.seconds, 0.99)},
       {"algbw_bytes_per_second", middle > 0 ? algorithm_bytes(c) / middle : 0},
       {"busbw_bytes_per_second", middle > 0 ? algorithm_bytes(c) * bus_factor(c) / middle : 0},
-      {"wire_bytes_per_rank", scaled(m.wire_bytes, scale)},
+      {"payload_bytes_per_rank", scaled(m.payload_bytes, scale)},
       {"formula_bytes_per_rank", scaled(m.algorithm->bytes(shape), scale)},
       {"rounds", m.rounds},
       {"formula_rounds", m.algorithm->rounds(shape)},
@@ -105,7 +93,7 @@ Json Report::object(const Case& c, const Measurement& m) const {
   return row;
 }
 
-void Report::print_head() {
+void BenchReport::print_head() {
   if (std::exchange(head_, true)) return;
   std::printf("%s\n\n", where(options_, transport_).c_str());
   std::string line;
@@ -114,7 +102,7 @@ void Report::print_head() {
   std::puts(line.c_str());
 }
 
-void Report::print_row(const std::vector<std::string>& cells) {
+void BenchReport::print_row(const std::vector<std::string>& cells) {
   std::string line;
   for (std::size_t i = 0; i < cells.size(); ++i) {
     line += padded(cells[i], i < std::size(kColumns) ? kColumns[i].width : kAgainst.width);
@@ -123,7 +111,7 @@ void Report::print_row(const std::vector<std::string>& cells) {
   std::fflush(stdout);
 }
 
-void Report::add(const Case& c, const Measurement& m) {
+void BenchReport::add(const BenchCase& c, const Measured& m) {
   progress_.clear();
   all_correct_ = all_correct_ && m.correct;
   const Json row = object(c, m);
@@ -134,7 +122,7 @@ void Report::add(const Case& c, const Measurement& m) {
   }
   print_head();
   marked_ = marked_ || m.chosen_by_auto;
-  const bool as_formula = row["wire_bytes_per_rank"] == row["formula_bytes_per_rank"];
+  const bool as_formula = row["payload_bytes_per_rank"] == row["formula_bytes_per_rank"];
   const Json& ideal = row["ideal_seconds"];
   const Json& efficiency = row["efficiency"];
   std::vector<std::string> cells = {
@@ -144,21 +132,21 @@ void Report::add(const Case& c, const Measurement& m) {
       seconds_text(row["seconds_p99"]),
       rate_text(row["algbw_bytes_per_second"]),
       rate_text(row["busbw_bytes_per_second"]),
-      size_text(row["wire_bytes_per_rank"].get<double>()) + (as_formula ? "" : "!"),
+      size_text(row["payload_bytes_per_rank"].get<double>()) + (as_formula ? "" : "!"),
       std::to_string(m.rounds) + (row["rounds"] == row["formula_rounds"] ? "" : "!"),
       ideal.is_null() ? "-" : seconds_text(ideal),
-      efficiency.is_null() ? "-" : percent(efficiency),
+      efficiency.is_null() ? "-" : number_text("%.1f %%", 100 * efficiency.get<double>()),
       m.correct ? "yes" : "NO"};
   if (options_.against_mpi)
-    cells.push_back(row.contains("speed_over_mpi") ? times(row["speed_over_mpi"]) : "-");
+    cells.push_back(row.contains("speed_over_mpi") ? number_text("%.2f", row["speed_over_mpi"]) : "-");
   print_row(cells);
 }
 
-void Report::add_mpi(const std::vector<MpiBest>& best, Family family) {
+void BenchReport::add_mpi(const std::vector<MpiBest>& best, Family family) {
   progress_.clear();
   mpi_ = best;
   for (const MpiBest& mpi : best) {
-    Case c;
+    BenchCase c;
     c.family = family;
     c.bytes = mpi.bytes;
     c.shape.size = options_.ranks;
@@ -174,7 +162,7 @@ void Report::add_mpi(const std::vector<MpiBest>& best, Family family) {
                         {"seconds_p99", mpi.seconds_p99},
                         {"algbw_bytes_per_second", algbw},
                         {"busbw_bytes_per_second", algbw * bus_factor(c)},
-                        {"wire_bytes_per_rank", nullptr},  // nobody counts them here
+                        {"payload_bytes_per_rank", nullptr},  // nobody counts them here
                         {"formula_bytes_per_rank", nullptr},
                         {"rounds", nullptr},
                         {"formula_rounds", nullptr},
@@ -191,7 +179,7 @@ void Report::add_mpi(const std::vector<MpiBest>& best, Family family) {
   }
 }
 
-void Report::add_object(const Json& object, const std::vector<std::string>& lines, bool anywhere) {
+void BenchReport::add_object(const Json& object, const std::vector<std::string>& lines, bool anywhere) {
   progress_.clear();
   if (object.contains("correct")) all_correct_ = all_correct_ && object["correct"].get<bool>();
   if (options_.json) {
@@ -205,17 +193,17 @@ void Report::add_object(const Json& object, const std::vector<std::string>& line
   std::fflush(stdout);
 }
 
-void Report::finish() {
+void BenchReport::finish() {
   progress_.clear();
   if (options_.json || !std::exchange(head_, false)) return;
   std::string under =
       "\nmedian, p99 over iterations of the slowest rank; algbw: bytes of the operation / median, busbw: "
       "what a port must carry of "
-      "it;\nwire: payload that the busiest rank sent, ! where it is not the formula's; ";
+      "it;\npayload: what the busiest rank sent, without frames, ! where it is not the formula's; ";
   under += "ideal: bytes at the busiest port / rate (docs/measuring.md)";
   if (marked_) under += "; * what auto takes here";
   if (options_.against_mpi) under += "; x MPI: speed over Open MPI at its best";
   std::puts(under.c_str());
 }
 
-}  // namespace weft::cli
+}  // namespace weft

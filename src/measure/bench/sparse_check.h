@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-namespace weft::cli {
+namespace weft {
 
 // Some elements of the vector, in any order; each element of the vector is in one rank's part.
 struct SparsePart {
@@ -29,9 +29,9 @@ struct OverRanks {
 // `k` as in the call.
 SparseWorth weigh(const SparsePart& part, std::int64_t k, const OverRanks& over);
 
-// What topka must give: each rank's k largest (then lower index) added in rank order. False if `result` is
-// another. For lossless codecs.
-bool is_topka(const std::vector<std::vector<float>>& put_in, std::int64_t k,
-              const std::vector<float>& result);
+// What rows that sum selections must give: each rank's k largest (then lower index) added in rank order.
+// False if `result` is another. For lossless codecs.
+bool is_sum_of_selections(const std::vector<std::vector<float>>& put_in, std::int64_t k,
+                          const std::vector<float>& result);
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -9,8 +9,10 @@
 #include <filesystem>
 #include <memory>
 
-#include "bench_run.h"
+#include "bench/mpi_peer.h"
+#include "bench/sparse_flags.h"
 #include "launcher.h"
+#include "measure/bench/run.h"
 #include "process.h"
 #include "sizes.h"
 #include "verbs.h"
@@ -250,14 +252,14 @@ int bench(const Typed& typed, const Invocation& call) {
   const bool launched = place.launcher != Placement::Launcher::none;
   const Family family = family_of(options.family);
   const bool collective = family != Family::message;
-  const std::vector<Case> cases = collective ? make_cases(options, family) : std::vector<Case>{};
+  const std::vector<BenchCase> cases = collective ? make_cases(options, family) : std::vector<BenchCase>{};
   if (!launched && (options.transport == "tcp" || options.transport == "mpi")) {
     if (options.against_mpi) throw UsageError("--against mpi goes with --transport threads");
     return start_ranks(options, call);
   }
 
-  std::unique_ptr<Report> report;
-  if (place.rank == 0) report = std::make_unique<Report>(options, options.transport);
+  std::unique_ptr<BenchReport> report;
+  if (place.rank == 0) report = std::make_unique<BenchReport>(options, options.transport);
   if (options.against_mpi) report->add_mpi(best_of_mpi(options, call.program, *report), family);
   if (options.family == "overhead") {
     bench_overhead(options, *report);

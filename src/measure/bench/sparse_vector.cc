@@ -1,4 +1,4 @@
-#include "sparse_vector.h"
+#include "measure/bench/sparse_vector.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,23 +8,17 @@
 #include "weft/collective.h"
 #include "weft/identity.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
 std::unique_ptr<DataParallel> layer_of(const SparseBench& bench, const SparseCase& c, Engine& engine) {
   if (bench.buckets == 0) return nullptr;
   DataParallelOptions options;
-  options.scheme = {.name = std::string(c.row->name),
-                    .density = static_cast<double>(c.k) / static_cast<double>(c.length),
-                    .codec = bench.codec,
-                    .blocks = bench.blocks,
-                    .residual = bench.residual,
-                    .quotas = bench.quotas,
-                    .teams = bench.teams,
-                    .gather = bench.gather,
-                    .buckets = {.bucket_bytes = sizeof(float), .dense_below = 0},  // one for each parameter
-                    .threads = bench.threads};
+  options.scheme = bench.scheme;
+  options.scheme.name = c.row->name;
+  options.scheme.density = static_cast<double>(c.k) / static_cast<double>(c.length);
+  options.scheme.buckets = {.bucket_bytes = sizeof(float), .dense_below = 0};  // one for each parameter
   options.first_slot = c.slot + 1;
   std::vector<ParameterInfo> parameters;
   for (int b = 0; b < bench.buckets; ++b) {
@@ -48,19 +42,6 @@ Task<void> await_all(std::span<const Ticket> tickets) {
 
 }  // namespace
 
-SparseOptions sparse_options(const SparseBench& bench, const SparseCase& c) {
-  SparseOptions options;
-  options.k = c.k;
-  options.algorithm = c.row->name;
-  options.codec = bench.codec;
-  options.blocks = bench.blocks;
-  options.residual = bench.residual;
-  options.teams = bench.teams;
-  options.gather = bench.gather;
-  options.threads = bench.threads;
-  return options;
-}
-
 Task<void> together(Comm comm, Engine& engine, std::size_t count,
                     std::function<Task<void>(Comm, std::size_t)> make) {
   if (count == 1) {
@@ -78,7 +59,7 @@ Task<void> together(Comm comm, Engine& engine, std::size_t count,
 SparseVector::SparseVector(const SparseBench& bench, const SparseCase& c, Engine& engine)
     : engine_(engine),
       case_(c),
-      call_(sparse_options(bench, c)),
+      call_(sparse_call(find_scheme(c.row->name), bench.scheme, c.k)),
       gradient_(static_cast<std::size_t>(c.length)),
       buckets_(layer_of(bench, c, engine)),
       state_(buckets_ ? 0 : c.length) {}
@@ -188,4 +169,4 @@ double SparseVector::hash() const {
   return static_cast<double>(hash >> 12);
 }
 
-}  // namespace weft::cli
+}  // namespace weft

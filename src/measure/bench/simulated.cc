@@ -1,11 +1,11 @@
 // Virtual time: every rank of the case in this thread, nothing measured, the same result on every machine.
 #include <fstream>
 
-#include "bench_run.h"
+#include "measure/bench/run.h"
 #include "weft/error.h"
 #include "world/sim_ranks.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -19,16 +19,16 @@ SimRanksOptions recorded(const BenchOptions& options, std::vector<RecordingTrans
   return sim;
 }
 
-Measurement measure(const BenchOptions& options, const Case& c, std::vector<Trace>* traces) {
+Measured measure(const BenchOptions& options, const BenchCase& c, std::vector<Trace>* traces) {
   std::vector<RecordingTransport*> recorders;
   SimRanksOptions sim = recorded(options, recorders);
   sim.traces = traces;
-  std::vector<Workload> work;  // outlives the engines
+  std::vector<CaseBuffers> work;  // outlives the engines
   work.reserve(static_cast<std::size_t>(options.ranks));
   for (int r = 0; r < options.ranks; ++r) work.emplace_back(c, r);
   SimRanks ranks(sim);
 
-  Measurement m;
+  Measured m;
   m.correct = true;
   SubmitOptions submit;
   submit.name = name_of(c.family);
@@ -37,17 +37,17 @@ Measurement measure(const BenchOptions& options, const Case& c, std::vector<Trac
   submit.slot = c.slot;
   const int iterations = options.iterations > 0 ? options.iterations : 1;
   for (int i = 0; i < iterations; ++i) {
-    for (Workload& w : work) w.refill();
+    for (CaseBuffers& w : work) w.refill();
     submit.step = static_cast<std::uint32_t>(i);
     const Time took =
         ranks.run(submit, [&work](Comm comm, int r) { return work[static_cast<std::size_t>(r)].run(comm); });
     m.seconds.push_back(seconds(took));
     if (options.spoil) work.front().spoil();
-    for (const Workload& w : work) m.correct = m.correct && w.correct();
+    for (const CaseBuffers& w : work) m.correct = m.correct && w.correct();
   }
   for (const RecordingTransport* recorder : recorders) {
     const OperationTraffic traffic = recorder->traffic(c.slot, submit.step);
-    m.wire_bytes = std::max(m.wire_bytes, traffic.payload_bytes_sent);
+    m.payload_bytes = std::max(m.payload_bytes, traffic.payload_bytes_sent);
     m.rounds = std::max(m.rounds, static_cast<int>(traffic.hops.size()));
   }
   const Endpoint& endpoint = ranks.engine(0).endpoint();
@@ -77,9 +77,9 @@ SimRanksOptions sim_options(const BenchOptions& options) {
   return sim;
 }
 
-void bench_sim(const BenchOptions& options, const std::vector<Case>& cases, Report& report) {
+void bench_sim(const BenchOptions& options, const std::vector<BenchCase>& cases, BenchReport& report) {
   std::vector<Trace> traces;
-  for (const Case& c : cases) {
+  for (const BenchCase& c : cases) {
     report.progress(options.family + " " + size_text(static_cast<double>(c.bytes)) + ", simulated ...");
     report.add(c, measure(options, c, options.trace.empty() ? nullptr : &traces));
   }
@@ -91,4 +91,4 @@ void bench_sim(const BenchOptions& options, const std::vector<Case>& cases, Repo
   if (!file.flush()) throw UsageError("--trace " + options.trace + ": cannot be written");
 }
 
-}  // namespace weft::cli
+}  // namespace weft

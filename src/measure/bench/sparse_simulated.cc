@@ -4,9 +4,9 @@
 #include <deque>
 
 #include "base/statistics.h"
-#include "bench_sparse.h"
+#include "measure/bench/sparse.h"
 
-namespace weft::cli {
+namespace weft {
 
 namespace {
 
@@ -60,7 +60,7 @@ void SparseJob::weigh_step(const std::vector<std::vector<float>>& put_in, Sparse
   if (conserves(options.sparse, *which.row)) {
     m.correct = m.correct && m.worth->mass_error <= mass_tolerance(options.ranks, largest, *m.worth);
   }
-  if (checks_topka(options, which)) m.correct = m.correct && is_topka(put_in, which.k, part.result);
+  if (checks_sum(options, which)) m.correct = m.correct && is_sum_of_selections(put_in, which.k, part.result);
 }
 
 // Of the busiest rank.
@@ -138,4 +138,4 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
   return m;
 }
 
-}  // namespace weft::cli
+}  // namespace weft

@@ -10,10 +10,10 @@
 
 #include "collectives/sparse_allreduce/call.h"
 #include "data_parallel/data_parallel.h"
-#include "message_log.h"
-#include "sparse_options.h"
+#include "measure/bench/message_log.h"
+#include "measure/bench/sparse_bench.h"
 
-namespace weft::cli {
+namespace weft {
 
 struct SparseCase {
   const SparseAlgorithm* row = nullptr;
@@ -21,8 +21,6 @@ struct SparseCase {
   std::int64_t k = 0;
   std::uint32_t slot = 0;  // of the step; those of its buckets follow
 };
-
-SparseOptions sparse_options(const SparseBench& bench, const SparseCase& c);
 
 // `count` operations in flight together, each begun by make(comm, i); returns when all have ended, then
 // rethrows the first error. One alone runs inside `comm`'s. REQUIRES: on the engine's thread, in the same
@@ -44,6 +42,7 @@ class SparseVector {
     std::uint32_t slot = 0, step = 0;
   };
 
+  // REQUIRES: `bench` and `c` outlive it.
   SparseVector(const SparseBench& bench, const SparseCase& c, Engine& engine);
 
   std::span<float> gradient() { return gradient_; }
@@ -80,4 +79,4 @@ class SparseVector {
   bool spoiled_ = false;
 };
 
-}  // namespace weft::cli
+}  // namespace weft
