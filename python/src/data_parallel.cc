@@ -31,7 +31,7 @@ std::span<T> part_at(Address address, std::int64_t first, std::int64_t count) {
   return {reinterpret_cast<T*>(address) + first, static_cast<std::size_t>(count)};
 }
 
-// Takes what `values` has under the field's name; what is left over is unknown.
+// Takes what `values` has under the field's name; the rest are knobs of the scheme.
 class Reader {
  public:
   explicit Reader(const py::dict& values) : values_(values.attr("copy")()) {}
@@ -44,9 +44,15 @@ class Reader {
       throw UsageError(std::string("the option '") + name + "' has a value of another type than it should");
     }
   }
-  void finish() const {
-    for (const auto& [name, value] : values_)
-      throw UsageError("there is no option '" + py::str(name).cast<std::string>() + "'");
+  void finish(SchemeOptions& scheme) const {
+    for (const auto& [key, value] : values_) {
+      const auto name = py::str(key).cast<std::string>();
+      std::string knob = name;
+      std::ranges::replace(knob, '_', '-');
+      const auto has_name = [&](const SchemeKnob& k) { return k.name == knob; };
+      if (std::ranges::none_of(scheme_knobs(), has_name)) throw UsageError("there is no option '" + name + "'");
+      find_scheme_knob(knob).set(scheme, py::str(value).cast<std::string>());
+    }
   }
 
  private:
@@ -56,32 +62,19 @@ class Reader {
 DataParallelOptions options_of(const py::dict& values) {
   DataParallelOptions out;
   SchemeOptions& scheme = out.scheme;
-  std::string dtype = "float32", residual{name_of(scheme.residual)}, quotas{name_of(scheme.quotas)};
+  std::string dtype = "float32";
   Reader reader(values);
   reader.take("scheme", scheme.name);
   reader.take("dtype", dtype);
-  reader.take("density", scheme.density);
-  reader.take("codec", scheme.codec);
   reader.take("blocks", scheme.blocks);
-  reader.take("residual", residual);
-  reader.take("teams", scheme.teams);
-  reader.take("gather", scheme.gather);
-  reader.take("quotas", quotas);
-  reader.take("bucket_bytes", scheme.buckets.bucket_bytes);
-  reader.take("dense_below", scheme.buckets.dense_below);
-  reader.take("rank", scheme.columns);
-  reader.take("min_compression", scheme.min_compression);
   reader.take("seed", scheme.seed);
   reader.take("all_reduce", scheme.all_reduce);
-  reader.take("momentum_correction", scheme.momentum_correction);
   reader.take("threads", scheme.threads);
   reader.take("divisor", out.divisor);
   reader.take("clip_local", out.clip_local);
   reader.take("find_unused", out.find_unused);
-  reader.finish();
+  reader.finish(scheme);
   out.dtype = dtype == "float64" ? DType::float64 : DType::float32;
-  scheme.residual = residual_rule_of(residual);
-  scheme.quotas = quota_kind_of(quotas);
   return out;
 }
 

@@ -32,12 +32,12 @@ class Compression:
       bucket_mib   MiB of gradients that travel together
       dense_below  parameters of fewer elements are never compressed
       momentum_correction, clip_local   of sparse schemes: docs/recipe.md; the optimizer then has no momentum of its own
-      rank         of powersgd: columns of the factors
-      seed         of powersgd: of the first factors
+      powersgd_rank, seed   of powersgd: columns of the factors, and of the first ones
       not_finite   a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None,
                    "nan" makes them NaN as without compression (for torch.amp.GradScaler). The state is as before the step
       find_unused  parameters without a gradient on all ranks keep none; False saves a short message a step
-    Others (quotas, teams, gather, blocks, min_compression, threads) are those of docs/algorithms.md.
+    Others (quotas, teams, gather, blocks, min_compression, threads) are those of docs/algorithms.md. A knob of a scheme has the name
+    that it has on `weft train`'s command line, with underscores.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Compression:
             scheme=scheme,
             density=float(density),
             codec=codec,
-            bucket_bytes=int(bucket_mib * 2**20),
+            bucket_mib=float(bucket_mib),
             find_unused=find_unused,
             dtype="float64" if wide else "float32",
         )
