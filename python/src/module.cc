@@ -2,8 +2,8 @@
 // type, so that one build serves every version of torch. What users call is in python/weft.
 #include <pybind11/pybind11.h>
 
+#include "data_parallel.h"
 #include "errors.h"
-#include "gradients.h"
 #include "session.h"
 
 PYBIND11_MODULE(_weft, module) {
@@ -11,5 +11,5 @@ PYBIND11_MODULE(_weft, module) {
   module.attr("__version__") = WEFT_VERSION;
   weft::python::bind_errors(module);
   weft::python::bind_session(module);
-  weft::python::bind_gradients(module);
+  weft::python::bind_data_parallel(module);
 }

@@ -8,7 +8,7 @@ Everything of torch is loaded when it is first used: `weft.init`, `weft.info` an
 examples/README.md is a tour, docs/running.md says how jobs are started.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List
 
 from ._collectives import Work, all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 from ._command import bench, info
@@ -63,3 +63,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> List[str]:
+    return sorted(__all__)

@@ -1,21 +1,24 @@
 """The exchange of gradients, and its state: what DataParallel and the DDP hook share.
 
 Residuals and everything else that lives between steps belong to parameters by name; it is in state_dict(). Gradients are
-averaged over the ranks once, in the core. float64 models are reduced by "dense" only; other types are sent as float32.
+averaged over the ranks once, in the core. They are gathered in buckets, whose memory is made here: every parameter has a view of
+its place, where the core reads its gradient and writes its average. float64 models are reduced by "dense" only; float32, bfloat16
+and float16 are summed and averaged as float32.
 """
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from ._memory import host_like
-from ._weft import Error, Gradients, StepResult, UsageError
+from . import _weft
+from ._weft import Error, StepResult, UsageError
 from ._world import init, session
 
 State = Dict[str, Any]
 _FORMAT = 2
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}  # of rows
 _NOT_FINITE = ("error", "skip", "nan")
+_TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Compression:
@@ -29,12 +32,12 @@ class Compression:
       bucket_mib   MiB of gradients that travel together
       dense_below  parameters of fewer elements are never compressed
       momentum_correction, clip_local   of sparse schemes: docs/recipe.md; the optimizer then has no momentum of its own
-      rank         of powersgd: columns of the factors
-      seed         of powersgd: of the first factors
+      powersgd_rank, seed   of powersgd: columns of the factors, and of the first ones
       not_finite   a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None,
                    "nan" makes them NaN as without compression (for torch.amp.GradScaler). The state is as before the step
       find_unused  parameters without a gradient on all ranks keep none; False saves a short message a step
-    Others (quotas, teams, gather, blocks, min_compression, threads) are those of docs/algorithms.md.
+    Others (quotas, teams, gather, blocks, min_compression, threads) are those of docs/algorithms.md. A knob of a scheme has the name
+    that it has on `weft train`'s command line, with underscores.
     """
 
     def __init__(
@@ -56,6 +59,10 @@ class Compression:
         named = [(name, p) for name, p in parameters if p.requires_grad]
         if not named:
             raise UsageError("there is no parameter that is trained")
+        for name, p in named:
+            if p.dtype not in _TRAINED:
+                known = ", ".join(str(t).removeprefix("torch.") for t in _TRAINED)
+                raise UsageError(f"the gradient of '{name}' is {str(p.dtype).removeprefix('torch.')}; what can be averaged is {known}")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.not_finite = not_finite
@@ -63,23 +70,29 @@ class Compression:
         self._index = {id(p): i for i, p in enumerate(self.parameters)}
         wide = all(p.dtype == torch.float64 for p in self.parameters)
         self._dtype = torch.float64 if wide else torch.float32
-        self._hosts: Dict[int, torch.Tensor] = {}
         options = dict(
             others,
             scheme=scheme,
             density=float(density),
             codec=codec,
-            bucket_bytes=int(bucket_mib * 2**20),
+            bucket_mib=float(bucket_mib),
             find_unused=find_unused,
             dtype="float64" if wide else "float32",
         )
         rows = [p.shape[0] if p.dim() > 1 else 0 for p in self.parameters]
-        self._core = Gradients(
-            session(), [(n, p.numel(), i, r) for i, ((n, p), r) in enumerate(zip(named, rows))], options
-        )
+        self._core = _weft.DataParallel(session(), [(n, p.numel(), r) for (n, p), r in zip(named, rows)], options)
+        pinned = any(p.device.type == "cuda" for p in self.parameters)
+        buckets = [torch.zeros(n, dtype=self._dtype, device="cpu", pin_memory=pinned) for n in self._core.bucket_elements]
+        for index, bucket in enumerate(buckets):
+            self._core.give_memory(index, bucket.data_ptr(), bucket.numel(), bucket)
+        # Of each parameter: its place in a bucket, as a tensor of its own (autograd's views cannot be detached in place).
+        self.views = [
+            torch.empty(0, dtype=self._dtype, device="cpu").set_(buckets[b].untyped_storage(), first, p.shape)  # type: ignore[call-overload]
+            for p, (b, first) in zip(self.parameters, self._core.places)
+        ]
 
     @property
-    def _live(self) -> Gradients:
+    def _live(self) -> _weft.DataParallel:
         session()  # says so in a forked child, and after shutdown()
         return self._core
 
@@ -91,16 +104,29 @@ class Compression:
             raise UsageError(f"a gradient of a parameter of shape {tuple(parameter.shape)} that is not known here")
         return index
 
-    def gradient_ready(self, index: int, gradient: torch.Tensor) -> None:
-        """Hands a gradient over. It is read until end_step() has returned, and must not change."""
-        host = self._to_host(index, gradient.detach())
-        self._live.gradient_ready(index, host.data_ptr(), host.numel(), host)
+    def gather(self, index: int, gradient: torch.Tensor) -> None:
+        """Copies a gradient into its view, unless it is that."""
+        view = self.views[index]
+        if gradient is view:
+            return
+        if gradient.layout != torch.strided:
+            gradient = gradient.coalesce().to_dense()  # duplicates are added once, here
+        view.copy_(gradient.detach())
 
-    def end_step(self) -> StepResult:
-        """Parameters that got no gradient count as zeros; waits for the sums, then commits the state or rolls it back."""
-        self._live.step_end()
-        self._live.wait()
-        return self._live.finish()
+    def gradient_ready(self, index: int, gradient: torch.Tensor) -> None:
+        """Takes a gradient. Its view is the core's from here on, until backward_ended() has returned."""
+        self.gather(index, gradient)
+        self._live.gradient_ready(index)
+
+    def backward_ended(self) -> StepResult:
+        """Parameters that got no gradient count as zeros. When this returns all ranks have committed the step, and the averages are
+        in the views, or none has."""
+        return self._live.backward_ended()
+
+    @property
+    def in_backward(self) -> bool:
+        """Some gradient was taken, and backward has not ended."""
+        return self._core.in_backward
 
     def check(self, result: StepResult) -> None:
         """Raises Error, on all ranks, for a step with a gradient that is not finite, where that is to be an error."""
@@ -111,34 +137,14 @@ class Compression:
         """Some rank had a gradient for it in the last step."""
         return not self.find_unused or self._core.used(index)
 
-    def write(self, outputs: Sequence[Tuple[int, torch.Tensor]]) -> None:
-        """The averages of the step that was just committed, into these tensors."""
-        hosts = [(i, out, self._direct(out)) for i, out in outputs]
-        targets = [(i, out, out.detach() if direct else self._host(i, out)) for i, out, direct in hosts]
-        self._live.copy_to([(i, host.data_ptr()) for i, _, host in targets])
-        for (_, out, direct), (_, _, host) in zip(hosts, targets):
-            if not direct:
-                out.detach().copy_(host)
-
-    def _direct(self, tensor: torch.Tensor) -> bool:
+    def is_direct(self, tensor: torch.Tensor) -> bool:
+        """A tensor of its kind can be a view of a bucket."""
         return (
             tensor.layout == torch.strided
             and tensor.device.type == "cpu"
             and tensor.dtype == self._dtype
             and tensor.is_contiguous()
         )
-
-    def _host(self, index: int, like: torch.Tensor) -> torch.Tensor:
-        if index not in self._hosts:
-            self._hosts[index] = host_like(like, self._dtype)
-        return self._hosts[index]
-
-    def _to_host(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.layout != torch.strided:
-            gradient = gradient.coalesce().to_dense()  # duplicates are added once, here
-        if self._direct(gradient):
-            return gradient
-        return self._host(index, gradient).copy_(gradient)
 
     # ---- state and figures ----
 
@@ -153,7 +159,7 @@ class Compression:
 
     @property
     def sent_bytes(self) -> int:
-        """Payload of the gradients that this rank sent in the last step; those of float64 are not counted."""
+        """Payload of the gradients that this rank sent in the last step."""
         return self._core.sent_bytes
 
     def set_density(self, density: float) -> None:

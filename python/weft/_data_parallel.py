@@ -27,6 +27,10 @@ class DataParallel(torch.nn.Module):
     of Compression, which is `self.compression`: its state_dict() belongs into a checkpoint beside the model's and the
     optimizer's; `state_dict()` is the module's, with the prefix "module." as torch's DistributedDataParallel has it.
 
+    p.grad of a contiguous parameter on the CPU is a view of a bucket (as with DDP's gradient_as_bucket_view): what is kept of it
+    changes with the next step, clone() it. zero_grad() may set it to None or to zero. A tensor of your own in p.grad, before forward
+    or as a view of something, stays there and gets the average; so do gradients of other devices, types and memory formats.
+
     Recomputed activations (torch.utils.checkpoint, both kinds) work: a step ends with the outermost backward, which is known by the
     tensors that forward returns, also inside of lists, tuples, mappings and dataclasses.
 
@@ -42,9 +46,9 @@ class DataParallel(torch.nn.Module):
         self.skipped_text = ""  # why the last one was skipped
         self.compression = Compression(stable_names(module), **options)
         self._sync = True
-        self._under_way = False
         self._outermost = -1  # autograd's number of the backward whose end is awaited; -1: of none
         self._sent: List[bool] = [False] * len(self.compression.parameters)
+        self._foreign: List[bool] = [False] * len(self._sent)  # p.grad was somebody else's tensor before backward
         _from_rank_0([*module.parameters(), *module.buffers()])
         mine = weakref.ref(self)
         for index, parameter in enumerate(self.compression.parameters):
@@ -54,12 +58,15 @@ class DataParallel(torch.nn.Module):
         if torch.compiler.is_compiling():
             return self.module(*inputs, **named)
         if torch._C._current_graph_task_id() == -1:
-            if self._under_way:
+            if self.compression.in_backward:
                 raise UsageError(
                     "the last backward did not end, so some of its gradients are on their way and others never came: "
                     "this job cannot go on (start it again from a checkpoint)"
                 )
             self._outermost = -1
+            for index, (p, view) in enumerate(zip(self.compression.parameters, self.compression.views)):
+                gradient = p.grad
+                self._foreign[index] = gradient is not None and gradient is not view
         outputs = self.module(*inputs, **named)
         for tensor in _tensors_in(outputs):
             if tensor.grad_fn is not None:
@@ -98,33 +105,42 @@ class DataParallel(torch.nn.Module):
 
     def _outermost_ended(self) -> None:
         self._outermost = -1
-        if self._under_way:  # not where only torch.autograd.grad() passed through
+        if self.compression.in_backward:  # not where only torch.autograd.grad() passed through
             self._end_of_backward()
 
     def _gradient_ready(self, index: int) -> None:
         if not self._sync:
+            self._make_view(index)
             return
-        if not self._under_way:
-            self._under_way = True
-            if self._outermost == -1:
-                _engine.queue_callback(self._end_of_backward)
+        if not self.compression.in_backward and self._outermost == -1:
+            _engine.queue_callback(self._end_of_backward)
         self._send(index)
 
+    def _make_view(self, index: int) -> None:
+        """p.grad becomes the view of its bucket: what adds to it later, and the average, need no copy."""
+        parameter, view = self.compression.parameters[index], self.compression.views[index]
+        gradient = parameter.grad
+        if gradient is None or gradient is view or self._foreign[index]:
+            return
+        if gradient.requires_grad or gradient._is_view() or not self.compression.is_direct(parameter):
+            return
+        self.compression.gather(index, gradient)
+        parameter.grad = view
+
     def _send(self, index: int) -> None:
+        self._make_view(index)
         gradient = self.compression.parameters[index].grad
         if gradient is not None:
             self._sent[index] = True
             self.compression.gradient_ready(index, gradient)
 
     def _end_of_backward(self) -> None:
-        self._under_way = True
         # What an earlier backward left in p.grad (no_sync, or no zero_grad) counts, as it does with other ranks' parameters.
         for index, sent in enumerate(self._sent):
             if not sent:
                 self._send(index)
-        result = self.compression.end_step()
+        result = self.compression.backward_ended()
         self._sent = [False] * len(self._sent)
-        self._under_way = False
         self.compression.check(result)
         if result.committed:
             self._write_averages()
@@ -138,14 +154,17 @@ class DataParallel(torch.nn.Module):
                     parameter.grad = torch.full_like(parameter, float("nan"))
 
     def _write_averages(self) -> None:
-        outputs = []
-        for index, parameter in enumerate(self.compression.parameters):
-            if not self.compression.used(index):
+        """Into what p.grad is where it is no view."""
+        for index, (parameter, view) in enumerate(zip(self.compression.parameters, self.compression.views)):
+            gradient = parameter.grad
+            if gradient is view or not self.compression.used(index):
                 continue
-            if parameter.grad is None or parameter.grad.layout != torch.strided:
-                parameter.grad = torch.empty_like(parameter)
-            outputs.append((index, parameter.grad))
-        self.compression.write(outputs)
+            if gradient is not None and gradient.layout == torch.strided:
+                gradient.detach().copy_(view)
+            elif self.compression.is_direct(parameter):
+                parameter.grad = view
+            else:
+                parameter.grad = torch.empty_like(parameter).copy_(view)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

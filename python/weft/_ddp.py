@@ -44,13 +44,13 @@ class DDPState(Compression):
 
     def _complete(self) -> None:
         waiting, self._waiting = self._waiting, []
-        result = self.end_step()
+        result = self.backward_ended()
         self.check(result)
-        if result.committed:
-            self.write([piece for _, _, pieces in waiting for piece in pieces])
-        for future, buffer, _ in waiting:
+        for future, buffer, pieces in waiting:
             if not result.committed:
                 buffer.fill_(float("nan"))
+            for index, gradient in pieces if result.committed else ():
+                gradient.copy_(self.views[index])
             future.set_result(buffer)
 
 

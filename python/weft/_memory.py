@@ -44,7 +44,7 @@ class Staged:
             raise UsageError("a sparse tensor cannot be sent as it is: coalesce() it and send its values and indices")
         if x.device.type == "cpu" and x.is_contiguous():
             return
-        self.host = host_like(self.origin, x.dtype)
+        self.host = host_like(self.origin)
         if read:
             self.host.copy_(self.origin)
 
@@ -63,8 +63,8 @@ class Staged:
             self.origin.copy_(self.host)
 
 
-def host_like(tensor: Any, dtype: Any) -> Any:
+def host_like(tensor: Any) -> Any:
     """An uninitialised contiguous tensor on the CPU; its memory is pinned where the tensor is on a GPU."""
     import torch
 
-    return torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=tensor.device.type == "cuda")
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.device.type == "cuda")

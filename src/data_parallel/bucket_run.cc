@@ -1,6 +1,9 @@
 #include "data_parallel/bucket_run.h"
 
+#include <bit>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "data_parallel/quotas.h"
 #include "kernels/optimize.h"
@@ -60,13 +63,13 @@ Task<void> sum_factors(Comm comm, BucketRun* run, std::span<float> data) {
 
 void BucketRun::scale_by(double factor) {
   if (wide) {
-    for (double& value : values) value *= factor;
+    for (double& value : values.all(bucket->count)) value *= factor;
     return;
   }
-  buffer.resize(gradient.size());  // (which may be the gradient's own memory)
-  std::transform(gradient.begin(), gradient.end(), buffer.begin(),
+  const std::span<float> scaled = buffer.all(bucket->count);  // (which may be the gradient's own memory)
+  std::transform(gradient.begin(), gradient.end(), scaled.begin(),
                  [f = static_cast<float>(factor)](float value) { return value * f; });
-  gradient = buffer;
+  gradient = scaled;
 }
 
 // What is summed from here on is the velocity.
@@ -112,7 +115,7 @@ double BucketRun::find_blame(const Comm& comm) {
     const auto first = static_cast<std::size_t>(piece.first);
     const auto count = static_cast<std::size_t>(count_of(piece));
     if (wide) {
-      blamed[rank * pieces + i] = blame(part_of(values, piece));
+      blamed[rank * pieces + i] = blame(part<double>(piece));
       continue;
     }
     const std::span<const float> residual = state->residual();
@@ -122,27 +125,60 @@ double BucketRun::find_blame(const Comm& comm) {
   return (wide ? 2 : 1) * comm.kernels().add_element * static_cast<double>(bucket->count);
 }
 
-// Whether the sum is finite, and that there is nothing to feed back.
-void BucketRun::settle_wide() {
-  wide_finite = std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
-  state->work().has_staged = true;
+// What a plan before this one left behind goes out with the gradient; nothing is left behind this time.
+template <class T>
+void BucketRun::begin_in_place() {
+  SparseWork& work = state->work();
+  const std::span<T> sum = memory<T>().all(bucket->count);
+  for (std::size_t i = 0; i < work.residual.size(); ++i) sum[i] += static_cast<T>(work.residual[i]);
+  work.has_staged = false;
+  work.staged.clear();
+  work.next_thresholds = work.thresholds;
+  work.next_team_quota = work.team_quota;
+  result.contents() = SparseResult::Contents{.deal = result.contents().deal, .blocks = {}, .dense = {}};
 }
 
-Task<void> BucketRun::reduce_wide(Comm comm, BucketRun* run) {
-  auto find = [run, &comm] { return run->find_blame(comm); };  // before the sum replaces it
-  co_await comm.compute(find);
-  const Dense values(std::span<double>{run->values});
-  co_await all_reduce(comm, values);
+// One pass: is the sum finite, and the average in its place.
+template <class T>
+void BucketRun::settle_in_place() {
+  using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
+  const auto magnitude = [](T value) {
+    return std::bit_cast<Bits>(value) << 1;
+  };  // integers are compared fast
+  const auto by = static_cast<T>(divisor);
+  Bits largest = 0;
+  for (T& value : memory<T>().all(bucket->count)) {
+    largest = std::max(largest, magnitude(value));
+    value /= by;
+  }
+  const bool is_finite = largest < magnitude(std::numeric_limits<T>::infinity());
+  result.contents().finite = state->work().has_staged = is_finite;
+}
+
+template <class T>
+Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
+  auto begin = [run, &comm] {
+    const double spent = run->find_blame(comm);  // before the sum replaces the gradient
+    run->begin_in_place<T>();
+    return spent;
+  };
+  co_await comm.compute(begin);
+  const std::uint64_t before = comm.operation().bytes_sent;
+  const Dense sum(run->memory<T>().all(run->bucket->count));
+  co_await all_reduce(comm, sum);
+  run->result.contents().entry_bytes_sent = comm.operation().bytes_sent - before;
   auto settle = [run, &comm] {
-    run->settle_wide();
-    return 2 * comm.kernels().check_element * static_cast<double>(run->values.size());
+    run->settle_in_place<T>();
+    return sizeof(T) / sizeof(float) * comm.kernels().check_element * static_cast<double>(run->bucket->count);
   };
   co_await comm.compute(settle);
-  if (run->wide_finite) co_return;
+  if (run->finite()) co_return;
   const Dense blamed(std::span<std::byte>{run->blamed});
   const Comm apart = comm.hops_from(names_hop(comm.size()));
   co_await all_gather(apart, blamed);
 }
+template Task<void> BucketRun::reduce_in_place<float>(Comm comm, BucketRun* run);
+template Task<void> BucketRun::reduce_in_place<double>(Comm comm, BucketRun* run);
 
 Task<void> BucketRun::reduce(Comm comm, BucketRun* run) {
   auto accelerate = [run, &comm] { return run->accelerate(comm.kernels()); };

@@ -20,15 +20,37 @@
 
 namespace weft {
 
+// Where the gradients of a bucket are gathered: the caller's memory where he gave some, else its own, which
+// is made when it is needed first.
+template <class T>
+class BucketMemory {
+ public:
+  void give(std::span<T> memory) { given_ = memory; }
+  bool is_given() const { return given_.data() != nullptr; }
+  std::span<T> all(std::int64_t count) {
+    if (is_given()) return given_;
+    own_.resize(static_cast<std::size_t>(count));
+    return own_;
+  }
+  std::span<const T> all() const {
+    return is_given() ? std::span<const T>(given_) : std::span<const T>(own_);
+  }
+
+ private:
+  std::vector<T> own_;
+  std::span<T> given_;
+};
+
 struct BucketRun {
   const BucketPlan* plan = nullptr;
   const Bucket* bucket = nullptr;
   SparseState* state = nullptr;
   SparseOptions options;
   bool measures = false;
-  bool wide = false;  // float64: `values` is the gradient, and then the sum
-  bool wide_finite = true;
-  std::vector<double> values;
+  bool wide = false;      // float64: the gradient is in `values`
+  bool in_place = false;  // what was gathered is replaced by its average over the ranks
+  double divisor = 1;     // of that average
+  BucketMemory<double> values;
   std::unique_ptr<LowRank> low_rank;  // of the scheme "powersgd"; else none
   std::string_view order = "auto";    // of additions: the all-reduce of its two sums
   std::uint32_t step = 0;             // committed ones: a key of what is drawn
@@ -38,22 +60,23 @@ struct BucketRun {
   std::size_t ticket = 0;             // its place among the step's tickets
   std::size_t pending = 0;            // gradients that are not here yet
   std::span<const float> gradient;    // the caller's memory, or the buffer
-  std::vector<float> buffer;
+  BucketMemory<float> buffer;
   SparseResult result;
   double computed_seconds = 0;    // processor time, once its step is finished
   double measured = 0;            // scale of the result
   std::vector<float> magnitudes;  // of its entries
   std::vector<std::byte> blamed;  // rank after rank, one for each piece; only where the result is not finite
 
-  bool finite() const { return wide ? wide_finite : result.finite(); }
+  bool finite() const { return result.finite(); }
   std::int64_t count_of(const BucketPiece& piece) const { return plan->parameter(piece.parameter).count; }
   template <class T>
-  std::span<T> part_of(std::vector<T>& all, const BucketPiece& piece) const {
-    all.resize(static_cast<std::size_t>(bucket->count));
-    return std::span(all).subspan(static_cast<std::size_t>(piece.first),
-                                  static_cast<std::size_t>(count_of(piece)));
+  BucketMemory<T>& memory();
+  template <class T>
+  std::span<T> part(const BucketPiece& piece) {
+    return memory<T>()
+        .all(bucket->count)
+        .subspan(static_cast<std::size_t>(piece.first), static_cast<std::size_t>(count_of(piece)));
   }
-  std::span<float> part(const BucketPiece& piece) { return part_of(buffer, piece); }
   const BucketPiece& piece_around(std::int64_t index) const {
     const auto after = std::upper_bound(bucket->pieces.begin(), bucket->pieces.end(), index,
                                         [](std::int64_t i, const BucketPiece& p) { return i < p.first; });
@@ -79,12 +102,25 @@ struct BucketRun {
   double settle(const KernelCosts& kernels);
   double find_blame(const Comm& comm);
   void measure();
-  void settle_wide();
+  template <class T>
+  void begin_in_place();
+  template <class T>
+  void settle_in_place();
   void begin_low_rank();
   void finish_low_rank(int size);
   static Task<void> reduce(Comm comm, BucketRun* run);
-  static Task<void> reduce_wide(Comm comm, BucketRun* run);
+  template <class T>
+  static Task<void> reduce_in_place(Comm comm, BucketRun* run);
   static Task<void> reduce_low_rank(Comm comm, BucketRun* run);
 };
+
+template <>
+inline BucketMemory<float>& BucketRun::memory<float>() {
+  return buffer;
+}
+template <>
+inline BucketMemory<double>& BucketRun::memory<double>() {
+  return values;
+}
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/optimize.h"
 #include "kernels/select.h"
@@ -45,6 +46,12 @@ DataParallelOptions checked(DataParallelOptions options, int ranks) {
   return options;
 }
 
+// A gradient that lies in its place already is not copied.
+template <class T>
+void gather(std::span<const T> gradient, std::span<T> place) {
+  if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
+}
+
 }  // namespace
 
 DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<ParameterInfo> parameters,
@@ -76,6 +83,7 @@ void DataParallel::lay_out() {
     run->bucket = &plan_.bucket(b);
     run->state = &state_->bucket(b);
     run->wide = options_.dtype == DType::float64;
+    run->divisor = options_.divisor;
     if (scheme_.low_rank) run->low_rank = low_rank_of_bucket(*run->bucket);
     run->order = options_.scheme.all_reduce;
     run->momentum = static_cast<float>(options_.scheme.momentum_correction);
@@ -130,6 +138,8 @@ void DataParallel::assign_quotas() {
     run.options = sparse_call(taken, options_.scheme, quotas_[i]);
     run.measures = adapts && !bucket.dense;
     run.masks = taken.selects;
+    const bool whole = &taken == &lossless_scheme() && run.velocity == nullptr;
+    run.in_place = run.wide || (whole && run.buffer.is_given());
   }
 }
 
@@ -141,6 +151,21 @@ void DataParallel::begin_step() {
   has_result_ = false;
   at_ = At::open;
 }
+
+template <class T>
+void DataParallel::give(int bucket, std::span<T> memory) {
+  require_between_steps("give_memory()");
+  if (bucket < 0 || bucket >= plan_.num_buckets()) refuse("there is no bucket " + std::to_string(bucket));
+  if ((options_.dtype == DType::float64) != std::is_same_v<T, double>)
+    refuse("memory of another type than the gradients'");
+  if (static_cast<std::int64_t>(memory.size()) != plan_.bucket(bucket).count) {
+    refuse("memory of " + std::to_string(memory.size()) + " elements for bucket " + std::to_string(bucket) +
+           ", which has " + std::to_string(plan_.bucket(bucket).count));
+  }
+  runs_[static_cast<std::size_t>(bucket)]->memory<T>().give(memory);
+}
+void DataParallel::give_memory(int bucket, std::span<float> memory) { give(bucket, memory); }
+void DataParallel::give_memory(int bucket, std::span<double> memory) { give(bucket, memory); }
 
 // The bucket of a gradient that may come now.
 int DataParallel::accept(int parameter, std::size_t count, DType dtype) {
@@ -169,7 +194,7 @@ void DataParallel::gradient_ready(int parameter, std::span<const double> gradien
   const int b = accept(parameter, gradient.size(), DType::float64);
   BucketRun& run = *runs_[static_cast<std::size_t>(b)];
   const BucketPiece piece{parameter, plan_.first_of(parameter)};
-  std::copy(gradient.begin(), gradient.end(), run.part_of(run.values, piece).begin());
+  gather(gradient, run.part<double>(piece));
   if (options_.clip_local > 0) squares_[static_cast<std::size_t>(parameter)] = sum_of_squares(gradient);
   arrived(b);
 }
@@ -177,12 +202,12 @@ void DataParallel::gradient_ready(int parameter, std::span<const double> gradien
 void DataParallel::gradient_ready(int parameter, std::span<const float> gradient) {
   const int b = accept(parameter, gradient.size(), DType::float32);
   BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-  if (run.bucket->pieces.size() == 1) {
+  if (run.bucket->pieces.size() == 1 && !run.buffer.is_given()) {
     run.gradient = gradient;
   } else {
     const BucketPiece piece{parameter, plan_.first_of(parameter)};
-    std::copy(gradient.begin(), gradient.end(), run.part(piece).begin());
-    run.gradient = run.buffer;
+    gather(gradient, run.part<float>(piece));
+    run.gradient = run.buffer.all();
   }
   if (options_.clip_local > 0) squares_[static_cast<std::size_t>(parameter)] = sum_of_squares(gradient);
   arrived(b);
@@ -199,7 +224,8 @@ void DataParallel::submit(int b) {
   run->ticket = tickets_.size();
   tickets_.push_back(engine_.submit(comm_, options, [run](Comm comm) {
     if (run->low_rank) return BucketRun::reduce_low_rank(comm, run);
-    return run->wide ? BucketRun::reduce_wide(comm, run) : BucketRun::reduce(comm, run);
+    if (run->wide) return BucketRun::reduce_in_place<double>(comm, run);
+    return run->in_place ? BucketRun::reduce_in_place<float>(comm, run) : BucketRun::reduce(comm, run);
   }));
 }
 
@@ -236,12 +262,12 @@ void DataParallel::step_end() {
     for (const BucketPiece& piece : run.bucket->pieces) {
       if (ready_[static_cast<std::size_t>(piece.parameter)]) continue;
       if (run.wide) {
-        std::ranges::fill(run.part_of(run.values, piece), 0.0);
+        std::ranges::fill(run.part<double>(piece), 0.0);
         continue;
       }
-      std::ranges::fill(run.part(piece), 0.0F);
+      std::ranges::fill(run.part<float>(piece), 0.0F);
     }
-    if (run.pending > 0) run.gradient = run.buffer;
+    if (run.pending > 0) run.gradient = run.buffer.all();
     run.pending = 0;
     if (scale != 1) run.scale_by(scale);
     submit(b);

@@ -56,9 +56,9 @@ namespace weft {
 struct DataParallelOptions {
   // affects results; equal on all ranks
   std::string name = "data_parallel";  // of the strategy: its state is kept under it
-  SchemeOptions scheme;          // what buckets take of it: scheme_of_bucket()
-  DType dtype = DType::float32;  // of all gradients; float64: where the scheme sums them
-  double divisor = 0;            // 0: the size of the group
+  SchemeOptions scheme;                // what buckets take of it: scheme_of_bucket()
+  DType dtype = DType::float32;        // of all gradients; float64: where the scheme sums them
+  double divisor = 0;                  // 0: the size of the group
   // A rank's share of the averaged gradient (its gradient over the divisor) is clipped to clip_local /
   // sqrt(size) before it joins the residual; 0: not at all. Gradients then leave when the last one is here.
   double clip_local = 0;
@@ -90,10 +90,18 @@ class DataParallel final : public Strategy {
   std::string why_updates_wait() const override;
   Ticket ticket(int exchange) const override;
 
-  // `gradient` is read until the step's tickets are done (a parameter that is alone in its bucket is not
-  // copied). Throws UsageError for a wrong length, or a second gradient in one step.
+  // From now on, until replan(), the gradients of a bucket are gathered in this memory, of the bucket's
+  // length and the gradients' type: parameter p at plan().first_of(p). A gradient that lies there already is
+  // not copied, and averages land there: of a bucket that is sent whole as its ticket ends, of others by
+  // fill_memory(). Between steps, on all ranks alike; it must stay as this object must. Throws UsageError.
+  void give_memory(int bucket, std::span<float> memory);
+  void give_memory(int bucket, std::span<double> memory);
+
+  // `gradient` is read until the step's tickets are done (where no memory was given, a parameter that is
+  // alone in its bucket is not copied). Throws UsageError for a wrong length, or a second gradient in one
+  // step.
   void gradient_ready(int parameter, std::span<const float> gradient) override;
-  void gradient_ready(int parameter, std::span<const double> gradient) override;  // always copied
+  void gradient_ready(int parameter, std::span<const double> gradient) override;
   void step_end() override;
   std::span<const Ticket> tickets() const { return tickets_; }  // submitted since the last finish()
   StepResult verdict() override;
@@ -117,6 +125,8 @@ class DataParallel final : public Strategy {
   // The committed sum over the divisor, until the next step's first gradient. outputs[p], of the parameter's
   // length, is overwritten; an empty one is skipped. It may be the gradient's own memory.
   void copy_to(std::span<const std::span<float>> outputs) const;
+  // The same, into the memory that was given (give_memory), where it is not there yet.
+  void fill_memory();
   // Only what is not zero; of one parameter in no particular order.
   void for_each(const std::function<void(int parameter, std::int64_t index, float value)>& f) const;
 
@@ -137,7 +147,7 @@ class DataParallel final : public Strategy {
   const ParameterState& state() const { return *state_; }
   // Of each bucket in this step; a dense one has all its elements.
   const std::vector<std::int64_t>& quotas() const { return quotas_; }
-  const SparseResult& result(int bucket) const;
+  const SparseResult& result(int bucket) const;  // no entries where the average is in the bucket's memory
   // Payload that this rank sent in the step that was committed or rolled back last.
   std::uint64_t sent_bytes() const { return sent_bytes_; }
   // Processor time of a bucket's computations (selecting, coding, adding up) on this rank, in that step.
@@ -160,6 +170,8 @@ class DataParallel final : public Strategy {
   std::unique_ptr<LowRank> low_rank_of_bucket(const Bucket& bucket);
   void assign_quotas();
   void begin_step();
+  template <class T>
+  void give(int bucket, std::span<T> memory);
   int accept(int parameter, std::size_t count, DType dtype);
   void arrived(int bucket);
   void submit(int bucket);
@@ -188,7 +200,7 @@ class DataParallel final : public Strategy {
   std::uint64_t sent_bytes_ = 0;
   std::vector<Ticket> tickets_;
   Ticket comparison_, unused_;  // among them
-  std::uint32_t attempt_ = 0;  // step of the operations: also counts what was not committed
+  std::uint32_t attempt_ = 0;   // step of the operations: also counts what was not committed
   enum class At : std::uint8_t { between, open, ended } at_ = At::between;
   bool has_result_ = false;
 };

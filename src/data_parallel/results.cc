@@ -11,6 +11,11 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw UsageError("data parallel: " + what); }
 
+template <class T>
+void copy_unless_there(std::span<const T> from, std::span<T> to) {
+  if (from.data() != to.data()) std::ranges::copy(from, to.begin());
+}
+
 }  // namespace
 
 const BucketRun& DataParallel::finished_run(int parameter, std::size_t count) const {
@@ -36,6 +41,7 @@ void DataParallel::result_of(int parameter, std::span<float> out) const {
   if (run.wide) refuse("the results are float64");
   const auto divisor = static_cast<float>(options_.divisor);
   const auto first = static_cast<std::size_t>(plan_.first_of(parameter));
+  if (run.in_place) return copy_unless_there(run.buffer.all().subspan(first, out.size()), out);
   const SparseResult::Contents& contents = run.result.contents();
   if (contents.is_dense) {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = contents.dense[first + i] / divisor;
@@ -51,14 +57,15 @@ void DataParallel::result_of(int parameter, std::span<double> out) const {
   const BucketRun& run = finished_run(parameter, out.size());
   if (!run.wide) refuse("the results are float32");
   const auto first = static_cast<std::size_t>(plan_.first_of(parameter));
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = run.values[first + i] / options_.divisor;
+  copy_unless_there(run.values.all().subspan(first, out.size()), out);
 }
 
 double DataParallel::squares() const {
   double sum = 0;
   for (const std::unique_ptr<BucketRun>& run : runs_) {
-    if (run->wide) {
-      for (const double value : run->values) sum += (value / options_.divisor) * (value / options_.divisor);
+    if (run->in_place) {
+      for (const double value : run->values.all()) sum += value * value;
+      for (const double value : run->buffer.all()) sum += value * value;
       continue;
     }
     const auto divisor = static_cast<float>(options_.divisor);
@@ -83,7 +90,8 @@ bool DataParallel::used(int parameter) const {
     const auto begin = values.begin() + static_cast<std::ptrdiff_t>(first);
     return std::any_of(begin, begin + static_cast<std::ptrdiff_t>(count), [](auto v) { return v != 0; });
   };
-  if (run.wide) return brought(run.values);
+  if (run.wide) return brought(run.values.all());
+  if (run.in_place) return brought(run.buffer.all());
   if (run.result.contents().is_dense) return brought(run.result.contents().dense);
   bool some = false;
   run.visit([&](const BucketPiece& piece, std::int64_t, float) { some |= piece.parameter == parameter; });
@@ -133,12 +141,20 @@ void DataParallel::copy_to(std::span<const std::span<float>> outputs) const {
       refuse("copy_to: a span of " + std::to_string(out.size()) + " elements for '" +
              plan_.parameter(p).name + "'");
     }
-    std::fill(out.begin(), out.end(), 0.0F);
   }
   const auto divisor = static_cast<float>(options_.divisor);
   for (const std::unique_ptr<BucketRun>& run : runs_) {
+    if (run->in_place) {
+      for (const BucketPiece& piece : run->bucket->pieces) {
+        const std::span<float> out = outputs[static_cast<std::size_t>(piece.parameter)];
+        copy_unless_there(run->buffer.all().subspan(static_cast<std::size_t>(piece.first), out.size()), out);
+      }
+      continue;
+    }
     const SparseResult::Contents& contents = run->result.contents();
     if (!contents.is_dense) {
+      for (const BucketPiece& piece : run->bucket->pieces)
+        std::ranges::fill(outputs[static_cast<std::size_t>(piece.parameter)], 0.0F);
       run->visit([&](const BucketPiece& piece, std::int64_t index, float value) {
         const std::span<float> out = outputs[static_cast<std::size_t>(piece.parameter)];
         if (!out.empty()) out[static_cast<std::size_t>(index)] = value / divisor;
@@ -154,11 +170,29 @@ void DataParallel::copy_to(std::span<const std::span<float>> outputs) const {
   }
 }
 
+void DataParallel::fill_memory() {
+  if (!has_result_) refuse("there is no committed result to give");
+  const auto divisor = static_cast<float>(options_.divisor);
+  for (const std::unique_ptr<BucketRun>& run : runs_) {
+    if (run->in_place || !run->buffer.is_given()) continue;
+    const std::span<float> out = run->buffer.all(run->bucket->count);
+    const SparseResult::Contents& contents = run->result.contents();
+    if (contents.is_dense) {
+      std::ranges::transform(contents.dense, out.begin(), [divisor](float value) { return value / divisor; });
+      continue;
+    }
+    std::ranges::fill(out, 0.0F);
+    run->result.for_each(
+        [&](std::int64_t index, float value) { out[static_cast<std::size_t>(index)] = value / divisor; });
+  }
+}
+
 void DataParallel::for_each(
     const std::function<void(int parameter, std::int64_t index, float value)>& f) const {
   if (!has_result_) refuse("there is no committed result to visit");
   const auto divisor = static_cast<float>(options_.divisor);
   for (const std::unique_ptr<BucketRun>& run : runs_) {
+    if (run->in_place) refuse("for_each: the averages are where the gradients were");
     run->visit([&](const BucketPiece& piece, std::int64_t index, float value) {
       f(piece.parameter, index, value / divisor);
     });

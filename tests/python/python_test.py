@@ -30,6 +30,10 @@ def test_sparse_learns_conserves_skips_and_resumes_on_other_ranks(launch, tmp_pa
     launch("sparse.py", 2, tmp_path, "load")
 
 
+def test_gradients_are_views_of_buckets(launch):
+    launch("views.py", 2)
+
+
 def test_backward_inside_of_backward(launch):
     launch("reentrant.py", 2)
 
@@ -118,6 +122,34 @@ def test_bad_options_are_one_sentence():
         weft.DataParallel(torch.nn.Linear(4, 4, dtype=torch.float64), scheme="spardl")
     with pytest.raises(weft.UsageError, match="no parameter"):
         weft.DataParallel(torch.nn.ReLU())
+
+
+def test_types_that_cannot_be_averaged_are_refused_by_name():
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, dtype=torch.complex64))
+    with pytest.raises(weft.UsageError) as caught:
+        weft.DataParallel(net, scheme="dense")
+    assert "'1.weight'" in str(caught.value) and "complex64" in str(caught.value) and "bfloat16" in str(caught.value)
+    net[1].requires_grad_(False)  # control: what is not trained may be of any type
+    net.register_parameter("scale", torch.nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False))
+    weft.DataParallel(net, scheme="dense")
+    with pytest.raises(RuntimeError, match="floating point"):  # torch itself trains no integers
+        torch.nn.Parameter(torch.ones(3, dtype=torch.int64))
+
+
+def test_dir_lists_what_there_is():
+    listed = dir(weft)
+    assert listed == sorted(weft.__all__)
+    for name in listed:
+        assert getattr(weft, name) is not None
+    assert {"DataParallel", "DDPState", "ddp_hook", "all_reduce", "UsageError", "__version__"} <= set(listed)
+    # The names that load torch are there before it is loaded; one that is not listed is not there.
+    code = "import sys, weft; assert 'DataParallel' in dir(weft) and 'torch' not in sys.modules; weft.Gradients"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "no attribute 'Gradients'" in done.stderr, done.stderr
+    public = {name for name in vars(weft) if not name.startswith("_")} - {"TYPE_CHECKING", "Any", "List", "annotations"}
+    assert public <= set(listed), public - set(listed)
 
 
 def test_sparse_and_half_gradients_and_broken_backward():

@@ -253,6 +253,83 @@ void check_blame(World& world, std::uint32_t first_slot, std::string_view algori
   EXPECT_TRUE(step(dp, gradients, world.rank()).committed) << "nothing of it is left";
 }
 
+// Memory for the buckets of a strategy, with the view of each parameter.
+struct Given {
+  explicit Given(DataParallel& dp) {
+    const BucketPlan& plan = dp.plan();
+    for (int b = 0; b < plan.num_buckets(); ++b) {
+      buckets.emplace_back(static_cast<std::size_t>(plan.bucket(b).count));
+      dp.give_memory(b, std::span(buckets.back()));
+    }
+    for (int p = 0; p < plan.num_parameters(); ++p) {
+      views.push_back(std::span(buckets[static_cast<std::size_t>(plan.bucket_of(p))])
+                          .subspan(static_cast<std::size_t>(plan.first_of(p)),
+                                   static_cast<std::size_t>(plan.parameter(p).count)));
+    }
+  }
+  std::vector<std::vector<float>> buckets;
+  std::vector<std::span<float>> views;
+};
+
+// One step; gradients with an even number lie in their places already.
+StepResult step(DataParallel& dp, Given& given, const Vectors& gradients) {
+  for (std::size_t p = 0; p < gradients.size(); ++p) {
+    if (p % 2 == 0) std::ranges::copy(gradients[p], given.views[p].begin());
+    dp.gradient_ready(static_cast<int>(p),
+                      p % 2 == 0 ? std::span<const float>(given.views[p]) : std::span(gradients[p]));
+  }
+  dp.step_end();
+  for (const Ticket& ticket : dp.tickets()) ticket.wait();
+  const StepResult result = dp.finish();
+  if (result.committed) dp.fill_memory();
+  return result;
+}
+
+// Where the gradients lie changes no bit of what comes out, whether or not something is selected: from the
+// third step on everything is sent, also what the first two left behind.
+void check_given_memory(World& world, std::uint32_t first_slot, std::string_view algorithm) {
+  DataParallelOptions options = case_of(algorithm);
+  options.divisor = 3;
+  options.first_slot = first_slot;
+  DataParallel plain(world.engine(), world.comm(), model(), options);
+  options.first_slot = first_slot + 20;
+  DataParallel dp(world.engine(), world.comm(), model(), options);
+  Given given(dp);
+  std::vector<float> wrong(given.buckets[0].size() + 1);
+  EXPECT_THROW(dp.give_memory(0, std::span(wrong)), UsageError);
+  EXPECT_THROW(dp.give_memory(99, std::span(wrong)), UsageError);
+  bool in_memory = false;
+  for (std::uint32_t t = 0; t < kSteps; ++t) {
+    for (DataParallel* each : {&plain, &dp}) each->set_density(t < 2 ? 0.05 : 1.0);
+    Vectors gradients = zeros();
+    draw_whole(world.rank(), t, gradients);
+    EXPECT_TRUE(step(plain, gradients, world.rank()).committed);
+    EXPECT_TRUE(step(dp, given, gradients).committed);
+    for (std::size_t p = 0; p < gradients.size(); ++p) {
+      std::vector<float> out(gradients[p].size());
+      plain.result_of(static_cast<int>(p), out);
+      EXPECT_TRUE(std::ranges::equal(out, given.views[p])) << algorithm << " step " << t << " parameter " << p;
+      in_memory |= !std::ranges::equal(given.views[p], gradients[p]);  // control: not what was put there
+      dp.result_of(static_cast<int>(p), out);
+      EXPECT_TRUE(std::ranges::equal(out, given.views[p]));
+    }
+    EXPECT_EQ(plain.squares(), dp.squares());
+    EXPECT_EQ(plain.sent_bytes(), dp.sent_bytes());
+  }
+  EXPECT_TRUE(in_memory);
+  for (const ParameterInfo& p : model())
+    EXPECT_EQ(row_of(plain.save(), "residual", p.name), row_of(dp.save(), "residual", p.name));
+  // Who is to blame is known also where the sum has replaced the gradients.
+  Vectors gradients = zeros();
+  draw_whole(world.rank(), 0, gradients);
+  if (world.rank() == 1) gradients[5][123] = INFINITY;
+  const StepResult bad = step(dp, given, gradients);
+  EXPECT_FALSE(bad.committed);
+  EXPECT_NE(bad.text.find("'layer3.weight' on rank 1 holds infinity"), std::string::npos) << bad.text;
+  gradients[5][123] = 0;
+  EXPECT_TRUE(step(dp, given, gradients).committed);
+}
+
 void check_rank(World& world) {
   const DataParallelOptions cases[] = {case_of("topka"),
                                        case_of("spardl"),
@@ -265,6 +342,9 @@ void check_rank(World& world) {
   check_powersgd(world, first_slot + 20);
   check_blame(world, first_slot + 40, "spardl");
   check_blame(world, first_slot + 60, "powersgd");
+  first_slot += 80;
+  for (const std::string_view algorithm : {"dense", "dense-bf16", "spardl", "oktopk"})
+    check_given_memory(world, first_slot += 40, algorithm);
 }
 
 TEST(DataParallelRanks, EqualThePlainLoopsAndTheSimulationOnThreads) {

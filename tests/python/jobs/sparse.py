@@ -145,7 +145,7 @@ def resumes():
 
 
 def powersgd():
-    losses = train(wrapped(scheme="powersgd", rank=2), range(30))
+    losses = train(wrapped(scheme="powersgd", powersgd_rank=2), range(30))
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
 
 
