@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <charconv>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 
 #include "base/names.h"
 #include "transports/link_spec.h"
@@ -215,7 +215,8 @@ double parse_flops(const std::string& text) {
 void check_mesh(const std::string& text, int ranks) {
   const Mesh mesh = parse_mesh(text, ranks);
   if (mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1)
-    throw UsageError("--mesh " + text + ": models are trained along dp only, say dp=" + std::to_string(ranks));
+    throw UsageError("--mesh " + text +
+                     ": models are trained along dp only, say dp=" + std::to_string(ranks));
 }
 
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag) {

@@ -38,7 +38,8 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   s.add("scheme", c.options.scheme.name,
         list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");
   add_gradient_flags(s, c);
-  s.add("clip-norm", c.options.clip_norm, "of the averaged gradient; 0: none. Updates then wait for all of it");
+  s.add("clip-norm", c.options.clip_norm,
+        "of the averaged gradient; 0: none. Updates then wait for all of it");
   s.group("Run");
   s.add("ranks", c.ranks, "of the job");
   s.add("mesh", c.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
@@ -65,18 +66,12 @@ Outline outline_of(const PlanCommand& c, int ranks) {
 }
 
 Json to_json(const PlanRow& row) {
-  return {{"tensor", row.tensor},
-          {"elements", row.count},
-          {"strategy", row.strategy},
-          {"ranks", row.ranks},
-          {"divisor", row.divisor},
-          {"scheme", row.scheme},
-          {"codec", row.codec},
-          {"class", std::string(name_of(row.traffic))},
-          {"slot", row.slot},
-          {"bytes", row.bytes},
-          {"seconds", row.seconds},
-          {"why", row.why}};
+  return {{"tensor", row.tensor},     {"elements", row.count},
+          {"strategy", row.strategy}, {"ranks", row.ranks},
+          {"divisor", row.divisor},   {"scheme", row.scheme},
+          {"codec", row.codec},       {"class", std::string(name_of(row.traffic))},
+          {"slot", row.slot},         {"bytes", row.bytes},
+          {"seconds", row.seconds},   {"why", row.why}};
 }
 
 struct Planned {
@@ -158,9 +153,11 @@ void print_text(const Planned& p, int ranks) {
   const Prediction& predicted = p.plan.prediction;
   if (!p.plan.why_updates_wait.empty())
     std::printf("\nno update before the verdict of its step: %s\n", p.plan.why_updates_wait.c_str());
-  std::printf("\npredicted: %s a step, %s of it exposed; %s from the busiest rank (rows: by formula, 8 bytes an entry)\n",
-              seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
-              size_text(predicted.busiest_port_bytes).c_str());
+  std::printf(
+      "\npredicted: %s a step, %s of it exposed; %s from the busiest rank (rows: by formula, 8 bytes an "
+      "entry)\n",
+      seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
+      size_text(predicted.busiest_port_bytes).c_str());
 }
 
 int plan(const std::vector<std::string>& arguments) {
@@ -194,7 +191,8 @@ int plan(const std::vector<std::string>& arguments) {
 }  // namespace
 
 Run add_plan(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("plan", "what is done with each tensor, and how long a step would take");
+  CLI::App* verb =
+      app.add_subcommand("plan", "what is done with each tensor, and how long a step would take");
   verb->set_help_flag();  // the verb's own flags have it
   verb->prefix_command();
   return [](const Invocation& call) -> int {

@@ -20,8 +20,7 @@ Choice choose_for(const TrainOptions& options, int ranks, const std::optional<Em
     over = EmulatedLink{.bytes_per_second = 1 / options.planned_link.seconds_per_byte,
                         .latency_seconds = options.planned_link.hop_seconds};
   }
-  const SimulationOptions simulation =
-      simulation_of(ranks, over, measured_costs(options, ranks, outline));
+  const SimulationOptions simulation = simulation_of(ranks, over, measured_costs(options, ranks, outline));
   return choose_scheme(outline, emulation_of(options, ranks, outline), simulation, options.scheme.name);
 }
 

@@ -29,10 +29,9 @@ StepRecord record_of(const RankSteps& rank, std::size_t step, const TrainOptions
 
 EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const Outline& outline,
                 const SimulationOptions& simulation, std::vector<Trace>& traces) {
-  if (command.computation.simulated())
-    return simulate(options, outline, simulation);
-  return emulate_ranks(command.ranks, command.link, outline, emulation_of(options, command.ranks, outline),
-                       [] {}, &traces);
+  if (command.computation.simulated()) return simulate(options, outline, simulation);
+  return emulate_ranks(
+      command.ranks, command.link, outline, emulation_of(options, command.ranks, outline), [] {}, &traces);
 }
 
 }  // namespace

@@ -39,8 +39,8 @@ class ParameterState {
  public:
   struct Options {
     Peers peers;
-    bool velocities = false;  // momentum correction is on
-    bool factors = false;     // matrices are compressed to low rank
+    bool velocities = false;              // momentum correction is on
+    bool factors = false;                 // matrices are compressed to low rank
     std::string owner = "data_parallel";  // of its rows
   };
 

@@ -46,9 +46,8 @@ std::vector<Exchange> DataParallel::exchanges() const {
     out.push_back(std::move(bucket));
   }
   if (options_.find_unused) {
-    out.push_back({.name = "which parameters were used",
-                   .group = comm_.group_id(),
-                   .slot = options_.first_slot});
+    out.push_back(
+        {.name = "which parameters were used", .group = comm_.group_id(), .slot = options_.first_slot});
   }
   return out;
 }
@@ -90,7 +89,8 @@ Ticket DataParallel::ticket(int exchange) const {
   const int b = exchange - kFirstBucket;
   if (b == plan_.num_buckets()) return unused_;
   const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-  const bool submitted = at_ == At::ended || (at_ == At::open && run.pending == 0 && options_.clip_local == 0);
+  const bool submitted =
+      at_ == At::ended || (at_ == At::open && run.pending == 0 && options_.clip_local == 0);
   return submitted ? tickets_[run.ticket] : Ticket();
 }
 
@@ -144,9 +144,9 @@ std::uint64_t DataParallel::hash() const {
     for (const char c : value) add(static_cast<unsigned char>(c));
   };
   const SchemeOptions& scheme = options_.scheme;
-  for (const std::string_view value : {std::string_view(scheme.name), std::string_view(scheme.codec),
-                                       std::string_view(scheme.blocks), std::string_view(scheme.gather),
-                                       std::string_view(scheme.all_reduce)}) {
+  for (const std::string_view value :
+       {std::string_view(scheme.name), std::string_view(scheme.codec), std::string_view(scheme.blocks),
+        std::string_view(scheme.gather), std::string_view(scheme.all_reduce)}) {
     text(value);
   }
   for (const double value : {scheme.density, scheme.min_compression, options_.divisor,

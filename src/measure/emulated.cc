@@ -17,7 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-
 fs::path kept_outline(const fs::path& folder) { return folder / "outline.json"; }
 
 }  // namespace

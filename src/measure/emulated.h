@@ -72,7 +72,8 @@ SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outl
 SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& link,
                                 const SimulatedCosts& costs);
 // Virtual time.
-EmulatedRun simulate(const TrainOptions& options, const Outline& outline, const SimulationOptions& simulation);
+EmulatedRun simulate(const TrainOptions& options, const Outline& outline,
+                     const SimulationOptions& simulation);
 
 std::vector<RankSteps> rank_steps(const EmulatedRun& run);
 

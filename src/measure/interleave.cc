@@ -63,8 +63,8 @@ void run_alone(std::unique_ptr<Runner> runner, const Turns& turns, const Listene
 
 }  // namespace
 
-void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns, const RunVariant& work,
-                const Listener& listener) {
+void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns,
+                const RunVariant& work, const Listener& listener) {
   Errors errors;
   std::vector<std::unique_ptr<Runner>> runners;
   const auto open = [&](const std::string& variant) {

@@ -26,7 +26,7 @@ struct Listener {
 };
 // Each variant's `work` on a thread of its own; one at a time has the turn, and who begins changes from round
 // to round. Rethrows the first failure, when all have ended.
-void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns, const RunVariant& work,
-                const Listener& listener);
+void take_turns(const std::vector<std::string>& variants, int ranks, const Turns& turns,
+                const RunVariant& work, const Listener& listener);
 
 }  // namespace weft

@@ -141,7 +141,8 @@ std::vector<std::string> notes_on(const std::vector<Row>& rows) {
           "little about a machine with a core for each; --compute emulated has timers instead");
     }
     if (p.transport == "sim" && p.ranks > kMostOnOneMachine)
-      add("simulated with a machine for each rank: selection and coding have cores of their own, which up to " +
+      add("simulated with a machine for each rank: selection and coding have cores of their own, which up "
+          "to " +
           std::to_string(kMostOnOneMachine) + " ranks share those of this machine");
     if (p.step_seconds.size() < 6)
       add("fewer than 6 measured steps have no 95 % interval: least and largest are shown");

@@ -46,7 +46,8 @@ std::vector<std::string> not_worth_it(const Outline& outline, const EmulationOpt
     shape.quota = bucket.count;
     const double dense = cost_of(lossless_scheme(), options, shape).seconds +
                          simulation.costs.kernels.fold_byte * 4 * static_cast<double>(bucket.count);
-    shape.quota = std::max<std::int64_t>(1, static_cast<std::int64_t>(options.density * static_cast<double>(bucket.count)));
+    shape.quota = std::max<std::int64_t>(
+        1, static_cast<std::int64_t>(options.density * static_cast<double>(bucket.count)));
     const double compressed = cost_of(sparse, options, shape).seconds +
                               selection_seconds(simulation.costs.kernels, bucket.count, shape.quota);
     if (compressed < dense) continue;
@@ -84,18 +85,18 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation, const S
     return out;
   };
   if (dense.exposed_seconds < (1 - kWorth) * dense.step_seconds)
-    return stay_dense("its exchange hides behind computation: " + seconds_in_words(dense.exposed_seconds) + " of a step of " +
-                      seconds_in_words(dense.step_seconds) + " are exposed");
+    return stay_dense("its exchange hides behind computation: " + seconds_in_words(dense.exposed_seconds) +
+                      " of a step of " + seconds_in_words(dense.step_seconds) + " are exposed");
   // Step 2
   scheme.name = sparse;
   const Prediction all = candidate(sparse);
   if (all.step_seconds > kWorth * dense.step_seconds)
-    return stay_dense(sparse + " would take " + seconds_in_words(all.step_seconds) + " a step, and dense takes " +
-                      seconds_in_words(dense.step_seconds));
+    return stay_dense(sparse + " would take " + seconds_in_words(all.step_seconds) +
+                      " a step, and dense takes " + seconds_in_words(dense.step_seconds));
   out.scheme = scheme;
-  out.why = sparse + ", because a dense step would take " + seconds_in_words(dense.step_seconds) + ", of which " +
-            percent(dense.exposed_seconds / dense.step_seconds) + " are exposed, and this one " +
-            seconds_in_words(all.step_seconds);
+  out.why = sparse + ", because a dense step would take " + seconds_in_words(dense.step_seconds) +
+            ", of which " + percent(dense.exposed_seconds / dense.step_seconds) +
+            " are exposed, and this one " + seconds_in_words(all.step_seconds);
   // Step 3
   scheme.buckets.stay_dense =
       not_worth_it(outline, emulation, simulation, cost_of_link(emulation, simulation));

@@ -27,10 +27,14 @@ std::vector<EmulatedSteps> walk(const Outline& outline, EmulationOptions emulati
 
 std::string_view verb_of(Move::Kind kind) {
   switch (kind) {
-    case Move::Kind::compute: return "compute";
-    case Move::Kind::announce: return "announce";
-    case Move::Kind::start: return "start";
-    case Move::Kind::wait: return "wait";
+    case Move::Kind::compute:
+      return "compute";
+    case Move::Kind::announce:
+      return "announce";
+    case Move::Kind::start:
+      return "start";
+    case Move::Kind::wait:
+      return "wait";
   }
   return "";
 }
@@ -90,9 +94,10 @@ std::string text_of(const Plan& plan, Phase phase) {
                     plan.shape.title(move.piece).c_str());
     } else {
       const Exchange& exchange = plan.tables.exchanges[static_cast<std::size_t>(move.exchange)];
-      std::snprintf(line, sizeof line, "  %-9.*s%-70.70s %-9s %s%s\n", static_cast<int>(verb.size()), verb.data(),
-                    exchange.name.c_str(), step_text(move.offset).c_str(),
-                    std::string(name_of(exchange.traffic)).c_str(), move.inside ? ", as soon as it is ready" : "");
+      std::snprintf(line, sizeof line, "  %-9.*s%-70.70s %-9s %s%s\n", static_cast<int>(verb.size()),
+                    verb.data(), exchange.name.c_str(), step_text(move.offset).c_str(),
+                    std::string(name_of(exchange.traffic)).c_str(),
+                    move.inside ? ", as soon as it is ready" : "");
     }
     out += line;
   }

@@ -36,10 +36,10 @@ struct Exchange {
   std::string name;  // "gradients of bucket 3 from layer.0.attention.qkv.weight"
   Kind kind = Kind::collective;
   TrafficClass traffic = TrafficClass::gradient;
-  std::uint64_t group = 0;  // its id
-  std::uint32_t slot = 0;   // of its identity in the group
-  int peer = -1;            // of a send or receive: rank in the world
-  std::string codec;        // as both sides must have it
+  std::uint64_t group = 0;       // its id
+  std::uint32_t slot = 0;        // of its identity in the group
+  int peer = -1;                 // of a send or receive: rank in the world
+  std::string codec;             // as both sides must have it
   bool at_installation = false;  // started once, before the first step: it is only awaited
   std::vector<TensorName> reads, writes;
 };
@@ -47,10 +47,10 @@ struct Exchange {
 struct Move {
   enum class Kind : std::uint8_t { compute, announce, start, wait };
   Kind kind = Kind::compute;
-  Piece piece;         // of compute
-  int exchange = -1;   // of the others: place in the list
-  int offset = 0;      // of a start and a wait
-  bool inside = false; // of a start
+  Piece piece;          // of compute
+  int exchange = -1;    // of the others: place in the list
+  int offset = 0;       // of a start and a wait
+  bool inside = false;  // of a start
   friend bool operator==(const Move&, const Move&) = default;
 };
 

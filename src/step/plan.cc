@@ -52,9 +52,8 @@ Ticket compare_plans(Engine& engine, const Comm& group, const SubmitOptions& sub
                      std::string what) {
   auto hashes = std::make_shared<std::vector<std::int64_t>>(static_cast<std::size_t>(group.size()));
   (*hashes)[static_cast<std::size_t>(group.rank())] = static_cast<std::int64_t>(hash);
-  return engine.submit(group, submit, [hashes, text = std::move(what)](Comm comm) {
-    return compare(comm, hashes, text);
-  });
+  return engine.submit(group, submit,
+                       [hashes, text = std::move(what)](Comm comm) { return compare(comm, hashes, text); });
 }
 
 }  // namespace weft

@@ -28,7 +28,8 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
         const Ticket ticket = strategies->ticket(move);
         if (ticket.valid()) co_await driver->wait(ticket);
         if (ticket.valid() && engine.now() > start)
-          engine.note(TraceEvent::Kind::waiting, strategies->name_of(move.exchange), strategies->step(), start);
+          engine.note(TraceEvent::Kind::waiting, strategies->name_of(move.exchange), strategies->step(),
+                      start);
         strategies->waited(move);
         break;
       }

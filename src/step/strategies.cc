@@ -54,7 +54,8 @@ void Strategies::install() {
     if (strategies_[s]->group().size() != world_.size()) world_verdict_ = true;
   }
   for (std::size_t p = 0; p < takes_.size(); ++p) {
-    if (takes_[p].strategy < 0) refuse("no strategy takes the gradient of '" + shape_.parameters[p].name + "'");
+    if (takes_[p].strategy < 0)
+      refuse("no strategy takes the gradient of '" + shape_.parameters[p].name + "'");
   }
   const auto add = [this](bool holds, const std::string& reason) {
     if (holds && why_updates_wait_.find(reason) == std::string::npos)
@@ -135,7 +136,8 @@ void Strategies::weave_own(Weaver& weaver) const {
   const auto forward_end = [&](int m) { return Piece{Work::forward, last_block, last_part, m}; };
   if (phase == Phase::first) weaver.at_begin(wait_of(kPlan, 0));
   if (options_.tokens) {
-    const int step = phase == Phase::settle ? -1 : 0;  // a settled step's loss comes with the next one's tokens
+    const int step =
+        phase == Phase::settle ? -1 : 0;  // a settled step's loss comes with the next one's tokens
     const bool starts = !options_.lookahead || phase == Phase::first;
     if (starts) weaver.at_begin(start_of(kBatch, step));
     if (options_.lookahead && phase == Phase::first)
@@ -266,10 +268,14 @@ void Strategies::start(const Move& move, TensorSource& tensors) {
 
 Ticket Strategies::ticket(const Move& wait) const {
   switch (wait.exchange) {
-    case kPlan: return comparison_;
-    case kBatch: return batch_ticket_;
-    case kVerdict: return verdict_ticket_;
-    default: break;
+    case kPlan:
+      return comparison_;
+    case kBatch:
+      return batch_ticket_;
+    case kVerdict:
+      return verdict_ticket_;
+    default:
+      break;
   }
   const Place& place = owner_[static_cast<std::size_t>(wait.exchange - kNumOwn)];
   return at(place.strategy).ticket(place.local);

@@ -85,7 +85,8 @@ class Strategies {
   const Tables& tables(int micro_batches);
   // The first one where nothing is under way, else the steady one.
   const Table& next_table(int micro_batches);
-  std::uint32_t step() const { return static_cast<std::uint32_t>(step_); }  // that is walked, as it was numbered
+  // That is walked, or was walked last, as it was numbered.
+  std::uint32_t step() const { return static_cast<std::uint32_t>(step_); }
   bool under_way() const { return under_way_; }  // a step has ended and is not settled
   const std::string& name_of(int exchange) const {
     return exchanges_[static_cast<std::size_t>(exchange)].name;
@@ -155,19 +156,19 @@ class Strategies {
   std::string why_updates_wait_;
   bool world_verdict_ = false;  // some group is not the world
   std::vector<Exchange> exchanges_;
-  std::vector<Place> owner_;        // of each exchange behind the own ones
-  std::vector<Place> takes_;        // of each parameter
-  std::map<int, Tables> tables_;    // by micro-batches
+  std::vector<Place> owner_;      // of each exchange behind the own ones
+  std::vector<Place> takes_;      // of each parameter
+  std::map<int, Tables> tables_;  // by micro-batches
   Ticket comparison_;
 
   std::int64_t step_ = -1, step_before_ = -1;  // that is walked, or was walked last; and the one before it
   std::optional<std::int64_t> next_number_;
   bool under_way_ = false, settles_ = false;
   std::vector<bool> announced_;  // of each exchange: it holds gradients back
-  int backwards_left_ = 0;  // pieces of the table that is walked
+  int backwards_left_ = 0;       // pieces of the table that is walked
 
   std::optional<BatchInfo> next_batch_;
-  std::uint32_t batches_ = 0, verdicts_ = 0;  // exchanges so far: steps of their identities
+  std::uint32_t batches_ = 0, verdicts_ = 0;           // exchanges so far: steps of their identities
   std::vector<double> batch_values_, verdict_values_;  // of each rank: tokens and loss; bad and squares
   Ticket batch_ticket_, verdict_ticket_;
   double tokens_ = 0, tokens_before_ = 0;  // of the step that is walked, and of the one whose loss is awaited

@@ -57,10 +57,14 @@ class Walk {
   void take(const Move& move) {
     const std::string name = move.exchange < 0 ? "" : exchange_of(move).name;
     switch (move.kind) {
-      case Move::Kind::compute: compute(move.piece); break;
-      case Move::Kind::announce: break;
+      case Move::Kind::compute:
+        compute(move.piece);
+        break;
+      case Move::Kind::announce:
+        break;
       case Move::Kind::start:
-        if (!started_.insert({move.exchange, step_of(move)}).second) breach("'" + name + "' is started twice");
+        if (!started_.insert({move.exchange, step_of(move)}).second)
+          breach("'" + name + "' is started twice");
         check_reads(move);
         break;
       case Move::Kind::wait:
@@ -138,8 +142,7 @@ class Walk {
         const bool reads = std::ranges::any_of(reader.takes, [&](const std::string& name) {
           return std::ranges::find(mine.gives, name) != mine.gives.end();
         });
-        if (reads &&
-            !was_done(Work::backward, static_cast<int>(b), static_cast<int>(p), piece.micro_batch))
+        if (reads && !was_done(Work::backward, static_cast<int>(b), static_cast<int>(p), piece.micro_batch))
           breach(title(piece) + " comes before that of its reader '" + reader.name + "'");
       }
     }
@@ -197,8 +200,8 @@ class Walk {
   int settled_ = 0;
   std::vector<int> updates_;
   std::set<std::pair<int, Step>> started_, waited_;  // exchanges
-  std::vector<Piece> done_;                         // in this table
-  std::set<std::pair<std::string, int>> given_;     // (activation, micro-batch) in this table
+  std::vector<Piece> done_;                          // in this table
+  std::set<std::pair<std::string, int>> given_;      // (activation, micro-batch) in this table
 };
 
 using Key = std::pair<std::uint64_t, std::uint32_t>;  // group and slot
@@ -287,7 +290,8 @@ class Job {
                                    : theirs.kind != mine.kind && theirs.kind != Exchange::Kind::collective &&
                                          theirs.peer == r;
       if (!fits) {
-        if (collective) walk.breach("'" + mine.name + "' is no collective on rank " + std::to_string(holder.rank));
+        if (collective)
+          walk.breach("'" + mine.name + "' is no collective on rank " + std::to_string(holder.rank));
         continue;
       }
       met = true;

@@ -24,7 +24,8 @@ void Weaver::at_begin(Move move) { begin_.push_back(placed(move)); }
 void Weaver::at_end(Move move) { end_.push_back(placed(move)); }
 
 void Weaver::before(const Piece& piece, Move move) {
-  if (const int at = find(piece); at >= 0) cells_[static_cast<std::size_t>(at)].before.push_back(placed(move));
+  if (const int at = find(piece); at >= 0)
+    cells_[static_cast<std::size_t>(at)].before.push_back(placed(move));
 }
 void Weaver::after(const Piece& piece, Move move) {
   if (const int at = find(piece); at >= 0) cells_[static_cast<std::size_t>(at)].after.push_back(placed(move));

@@ -75,13 +75,17 @@ class EmulatedRank final : public Driver {
   Task<void> compute(Piece piece) override {
     const OutlineBlock& block = outline_.blocks[static_cast<std::size_t>(piece.block)];
     switch (piece.work) {
-      case Work::update: pass(block.update_seconds); break;
+      case Work::update:
+        pass(block.update_seconds);
+        break;
       case Work::forward:
         pass(block.forward_seconds);
         if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size())
           strategies_.all.batch_known({.tokens = outline_.tokens_per_rank});
         break;
-      case Work::backward: backward(piece.block); break;
+      case Work::backward:
+        backward(piece.block);
+        break;
     }
     co_return;
   }

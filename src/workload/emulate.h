@@ -46,7 +46,8 @@ struct EmulationOptions {
   std::int64_t warmup = 3;       // before them
   std::uint64_t seed = 1;        // of the gradients
   Distribution gradients = Distribution::heavy;
-  std::string updates_wait;  // why the first update waits for all gradients (clipping, say); empty: it does not
+  std::string
+      updates_wait;  // why the first update waits for all gradients (clipping, say); empty: it does not
   std::optional<LinkCost> planned_link;  // by which algorithms are chosen; none: the world's own figures
   // affects speed only
   std::shared_ptr<const GradientWindows> windows;  // of outline, gradients and seed (windows_of); null: own

@@ -1,5 +1,5 @@
-// The shapes of the models that weft knows: blocks, parts, parameters, FLOPs. No torch here: tables, plans and
-// outlines by FLOPs are made in every build.
+// The shapes of the models that weft knows: blocks, parts, parameters, FLOPs. No torch here: tables, plans
+// and outlines by FLOPs are made in every build.
 #pragma once
 
 #include <string_view>

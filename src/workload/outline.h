@@ -61,9 +61,9 @@ struct Outline {
 // or do not add up, times that are negative or not finite, blocks and tensors that are not there.
 void check(const Outline& outline, std::string_view where = "outline");
 
-// Seconds from FLOPs: a block's forward takes its FLOPs a token times tokens over the rate, its backward twice
-// as much, an update nothing; gradients are there at the end of their block's backward. Of a table at most
-// `tokens_per_rank` rows are touched. Throws UsageError for a rate or tokens that are not positive.
+// Seconds from FLOPs: a block's forward takes its FLOPs a token times tokens over the rate, its backward
+// twice as much, an update nothing; gradients are there at the end of their block's backward. Of a table at
+// most `tokens_per_rank` rows are touched. Throws UsageError for a rate or tokens that are not positive.
 Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second);
 
 // The seconds of one step that communicates nothing.

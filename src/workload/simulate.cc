@@ -50,13 +50,17 @@ class SimulatedRank final : public Driver {
   Task<void> compute(Piece piece) override {
     const OutlineBlock& block = job_.outline.blocks[static_cast<std::size_t>(piece.block)];
     switch (piece.work) {
-      case Work::update: co_await pass(block.update_seconds); break;
+      case Work::update:
+        co_await pass(block.update_seconds);
+        break;
       case Work::forward:
         co_await pass(block.forward_seconds);
         if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size())
           strategies_.all.batch_known({.tokens = job_.outline.tokens_per_rank});
         break;
-      case Work::backward: co_await backward(piece.block); break;
+      case Work::backward:
+        co_await backward(piece.block);
+        break;
     }
   }
   Task<void> wait(Ticket ticket) override {
@@ -78,7 +82,8 @@ class SimulatedRank final : public Driver {
   double copy_seconds(int tensor) const {
     const BucketPlan& plan = strategies_.parallel.plan();
     if (plan.bucket(plan.bucket_of(tensor)).pieces.size() == 1) return 0;
-    return engine_.endpoint().kernels().copy_byte * sizeof(float) * static_cast<double>(plan.parameter(tensor).count);
+    return engine_.endpoint().kernels().copy_byte * sizeof(float) *
+           static_cast<double>(plan.parameter(tensor).count);
   }
 
   Engine& engine_;
@@ -114,8 +119,7 @@ Task<void> SimulatedRank::backward(int block) {
     const double copy = copy_seconds(gradient.tensor);
     co_await pass(gradient.seconds + copy);
     current_.handed_over += copy;
-    strategies_.all.gradient_ready(gradient.tensor,
-                                   job_.windows->of(comm_.rank(), step_, gradient.tensor));
+    strategies_.all.gradient_ready(gradient.tensor, job_.windows->of(comm_.rank(), step_, gradient.tensor));
   }
   co_await pass(times.rest_seconds);
 }
@@ -178,7 +182,8 @@ EmulationOptions shrunk(EmulationOptions options, int scale) {
     throw UsageError("a byte scale is for schemes whose bytes follow the number of elements, not for '" +
                      options.parallel.scheme.name + "'");
   BucketOptions& buckets = options.parallel.scheme.buckets;
-  buckets.bucket_bytes = std::max<std::size_t>(sizeof(float), buckets.bucket_bytes / static_cast<std::size_t>(scale));
+  buckets.bucket_bytes =
+      std::max<std::size_t>(sizeof(float), buckets.bucket_bytes / static_cast<std::size_t>(scale));
   buckets.dense_below /= scale;
   options.windows = nullptr;
   return options;

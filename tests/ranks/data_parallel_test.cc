@@ -308,7 +308,8 @@ void check_given_memory(World& world, std::uint32_t first_slot, std::string_view
     for (std::size_t p = 0; p < gradients.size(); ++p) {
       std::vector<float> out(gradients[p].size());
       plain.result_of(static_cast<int>(p), out);
-      EXPECT_TRUE(std::ranges::equal(out, given.views[p])) << algorithm << " step " << t << " parameter " << p;
+      EXPECT_TRUE(std::ranges::equal(out, given.views[p]))
+          << algorithm << " step " << t << " parameter " << p;
       in_memory |= !std::ranges::equal(given.views[p], gradients[p]);  // control: not what was put there
       dp.result_of(static_cast<int>(p), out);
       EXPECT_TRUE(std::ranges::equal(out, given.views[p]));

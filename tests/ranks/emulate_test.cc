@@ -1,7 +1,6 @@
 // Training steps of an outline in wall time, ranks as threads. Bytes are compared with those of the simulated
 // driver, which runs the same strategies; times with the timers that they are made of.
 #include "workload/emulate.h"
-#include "workload/measure_kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -13,6 +12,7 @@
 
 #include "weft/error.h"
 #include "weft/weft.h"
+#include "workload/measure_kernels.h"
 
 namespace weft {
 namespace {
@@ -112,7 +112,8 @@ TEST(Emulate, InVirtualTimeWorkOnBucketsDelaysComputationThatOccupiesTheirCore) 
   const double free = sum(run().step_seconds);
   EXPECT_GE(free, 4 * compute_seconds(outline()) - 1e-6);
   simulation.costs.kernels.scan_element = simulation.costs.kernels.check_element = 1e-7;
-  const EmulatedSteps beside = run();  // on a core of its own: hidden behind backward but for the last bucket's
+  const EmulatedSteps beside =
+      run();  // on a core of its own: hidden behind backward but for the last bucket's
   const double work = sum(beside.compute_seconds);
   EXPECT_GT(work, 4e-3);
   EXPECT_LT(sum(beside.step_seconds), free + 0.7 * work);  // control

@@ -46,16 +46,15 @@ using Values = std::map<std::string, std::vector<double>>;
 // A third strategy: an exchange at its place in the table, announced before it, on the group of one half.
 class Courier final : public Strategy {
  public:
-  Courier(Engine& engine, const Comm& group, std::uint32_t slot) : engine_(engine), group_(group), slot_(slot) {}
+  Courier(Engine& engine, const Comm& group, std::uint32_t slot)
+      : engine_(engine), group_(group), slot_(slot) {}
   std::string_view name() const override { return "courier"; }
   const Comm& group() const override { return group_; }
   std::uint32_t num_slots() const override { return 1; }
   std::vector<PlanRow> rows() const override { return {}; }
   std::vector<Exchange> exchanges() const override {
-    Exchange out{.name = "letters",
-                 .traffic = TrafficClass::blocking,
-                 .group = group_.group_id(),
-                 .slot = slot_};
+    Exchange out{
+        .name = "letters", .traffic = TrafficClass::blocking, .group = group_.group_id(), .slot = slot_};
     out.reads = {{TensorName::Of::activation, "letters"}};
     out.writes = out.reads;
     return {out};
@@ -68,7 +67,8 @@ class Courier final : public Strategy {
   }
   void start(int, TensorSource& tensors) override {
     const Dense data = tensors.tensor({TensorName::Of::activation, "letters"});
-    const SubmitOptions submit{.name = "letters", .traffic = TrafficClass::blocking, .slot = slot_, .step = step_++};
+    const SubmitOptions submit{
+        .name = "letters", .traffic = TrafficClass::blocking, .slot = slot_, .step = step_++};
     ticket_ = engine_.submit(group_, submit, [data](Comm comm) { return all_reduce(comm, data); });
   }
   Ticket ticket(int) const override { return ticket_; }
@@ -99,12 +99,12 @@ class Toy final : public Driver {
       o.name = name;
       o.first_slot = strategies.next_slot(group);
       const std::vector<ParameterInfo> parameters{{name, count, use}};
-      return &strategies.add(std::make_unique<DataParallel>(world.engine(), group, parameters, o, &strategies.state()));
+      return &strategies.add(
+          std::make_unique<DataParallel>(world.engine(), group, parameters, o, &strategies.state()));
     };
     shared = parallel(world.comm(), "shared", kShared, 0);
     half = parallel(half_, "half", kHalf, 1);
-    courier = &strategies.add(
-        std::make_unique<Courier>(world.engine(), half_, strategies.next_slot(half_)));
+    courier = &strategies.add(std::make_unique<Courier>(world.engine(), half_, strategies.next_slot(half_)));
     strategies.install();
     values = {{"shared", std::vector<double>(kShared, 1)}, {"half", std::vector<double>(kHalf, rank_ / 2)}};
   }
@@ -198,8 +198,8 @@ std::vector<Outcome> train(const StepOptions& options, std::int64_t steps,
       abandon(toy.strategies, std::current_exception());
       throw;
     }
-    out[static_cast<std::size_t>(world.rank())] = {toy.values,  toy.norms,            toy.losses,
-                                                   toy.skipped, toy.courier->commits, toy.courier->roll_backs};
+    out[static_cast<std::size_t>(world.rank())] = {
+        toy.values, toy.norms, toy.losses, toy.skipped, toy.courier->commits, toy.courier->roll_backs};
   });
   return out;
 }
@@ -337,47 +337,49 @@ TEST(TwoStrategies, WithoutSkippingABadVerdictEndsTheJobOnAllRanks) {
 TEST(OneStep, ALossThatIsNotFiniteNamesStepAndRank) {
   std::mutex mutex;
   std::vector<std::string> texts;
-  EXPECT_THROW(
-      run_ranks(2,
-                [&](World& world) {
-                  Strategies all(world.engine(), world.comm(), chain_shape("one", {{"b", {{"p", {4}}}}}), {});
-                  DataParallelOptions o;
-                  o.scheme.name = "dense";
-                  o.first_slot = all.next_slot(world.comm());
-                  all.add(std::make_unique<DataParallel>(world.engine(), world.comm(),
-                                                         std::vector<ParameterInfo>{{"p", 4, 0}}, o, &all.state()));
-                  all.install();
-                  struct Plain final : Driver {
-                    Strategies* all = nullptr;
-                    int rank = 0;
-                    std::vector<float> zeros = std::vector<float>(4);
-                    Task<void> compute(Piece piece) override {
-                      if (piece.work == Work::forward) all->loss_known(rank == 1 ? std::nan("") : 1);
-                      if (piece.work == Work::backward) all->gradient_ready(0, std::span<const float>(zeros));
-                      co_return;
-                    }
-                    Task<void> wait(Ticket ticket) override {
-                      ticket.wait();
-                      co_return;
-                    }
-                  } driver;
-                  driver.all = &all;
-                  driver.rank = world.rank();
-                  Walker walker(driver, all);
-                  try {
-                    for (std::int64_t step = 40; step < 42; ++step) {
-                      all.number_step(step);
-                      all.batch_known({.tokens = 1});
-                      walker.walk(all.next_table(1));
-                    }
-                  } catch (const Error& e) {
-                    const std::lock_guard lock(mutex);
-                    texts.emplace_back(e.what());
-                    abandon(all, std::current_exception());
-                    throw;
-                  }
-                }),
-      Error);
+  EXPECT_THROW(run_ranks(2,
+                         [&](World& world) {
+                           Strategies all(world.engine(), world.comm(),
+                                          chain_shape("one", {{"b", {{"p", {4}}}}}), {});
+                           DataParallelOptions o;
+                           o.scheme.name = "dense";
+                           o.first_slot = all.next_slot(world.comm());
+                           all.add(std::make_unique<DataParallel>(world.engine(), world.comm(),
+                                                                  std::vector<ParameterInfo>{{"p", 4, 0}}, o,
+                                                                  &all.state()));
+                           all.install();
+                           struct Plain final : Driver {
+                             Strategies* all = nullptr;
+                             int rank = 0;
+                             std::vector<float> zeros = std::vector<float>(4);
+                             Task<void> compute(Piece piece) override {
+                               if (piece.work == Work::forward) all->loss_known(rank == 1 ? std::nan("") : 1);
+                               if (piece.work == Work::backward)
+                                 all->gradient_ready(0, std::span<const float>(zeros));
+                               co_return;
+                             }
+                             Task<void> wait(Ticket ticket) override {
+                               ticket.wait();
+                               co_return;
+                             }
+                           } driver;
+                           driver.all = &all;
+                           driver.rank = world.rank();
+                           Walker walker(driver, all);
+                           try {
+                             for (std::int64_t step = 40; step < 42; ++step) {
+                               all.number_step(step);
+                               all.batch_known({.tokens = 1});
+                               walker.walk(all.next_table(1));
+                             }
+                           } catch (const Error& e) {
+                             const std::lock_guard lock(mutex);
+                             texts.emplace_back(e.what());
+                             abandon(all, std::current_exception());
+                             throw;
+                           }
+                         }),
+               Error);
   ASSERT_EQ(texts.size(), 2U);
   for (const std::string& text : texts)
     EXPECT_EQ(text, "step 40: the loss is NaN on rank 1; a smaller learning rate or --clip-norm may help");

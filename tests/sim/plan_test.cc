@@ -1,11 +1,12 @@
 // Plans: rows and tables of a run that is not made, what a walk in virtual time predicts, what auto chooses;
 // traces of simulated training.
+#include "planner/plan.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "planner/choose.h"
-#include "planner/plan.h"
 #include "weft/error.h"
 #include "weft/trace.h"
 #include "workload/job_steps.h"

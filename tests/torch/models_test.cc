@@ -182,8 +182,7 @@ TEST_P(Models, PartByPartEqualsOneGraph) {
     for (const Parameter& p : model->parameters()) torch::Tensor(p.tensor).mutable_grad() = torch::Tensor();
     CutModel parts(*model);
     parts.begin(batches, context);
-    std::vector<Piece> order =
-        whole_batch(model->shape().parts(), static_cast<int>(batches.size()));
+    std::vector<Piece> order = whole_batch(model->shape().parts(), static_cast<int>(batches.size()));
     if (drop_one) order.pop_back();  // the first part's last backward
     for (const Piece& piece : order)
       piece.work == Work::forward ? parts.forward(piece) : parts.backward(piece, 1);

@@ -62,8 +62,8 @@ class Patchwork final : public Model {
       return {used ? input + torch::tanh(torch::linear(input, middle_, bias_)) : input};
     }
     const torch::Tensor logits = torch::linear(input, head_).reshape({-1, kWords});
-    return {torch::nll_loss(torch::log_softmax(logits, 1), batch.targets.reshape({-1}), {},
-                            at::Reduction::Sum)};
+    return {
+        torch::nll_loss(torch::log_softmax(logits, 1), batch.targets.reshape({-1}), {}, at::Reduction::Sum)};
   }
 
  private:

@@ -21,10 +21,9 @@ ModelShape tied_model() {
                    .parameters = {{"table", {8, 2}}, {"attention", {4}}, {"mlp", {4}}, {"norm", {2}}},
                    .blocks = {}};
   shape.blocks.push_back({"embedding", {{.name = "embedding", .gives = {"x"}, .parameters = {0}}}});
-  shape.blocks.push_back(
-      {"layer",
-       {{.name = "attention", .takes = {"x"}, .gives = {"y"}, .parameters = {1}},
-        {.name = "mlp", .takes = {"y"}, .gives = {"z"}, .parameters = {2}}}});
+  shape.blocks.push_back({"layer",
+                          {{.name = "attention", .takes = {"x"}, .gives = {"y"}, .parameters = {1}},
+                           {.name = "mlp", .takes = {"y"}, .gives = {"z"}, .parameters = {2}}}});
   shape.blocks.push_back(
       {"head", {{.name = "head", .takes = {"z", "x"}, .gives = {kLoss}, .parameters = {3, 0}}}});
   return shape;
@@ -40,8 +39,8 @@ Tables tables_of(const ModelShape& shape, int micro_batches) {
                    {.name = "the rest", .group = 1, .slot = 2, .codec = "packed"},
                    {.name = "verdict", .traffic = TrafficClass::prior, .group = 1, .slot = 3}};
   out.exchanges[kTable].reads = out.exchanges[kTable].writes = {gradient("table")};
-  out.exchanges[kRest].reads = out.exchanges[kRest].writes = {gradient("attention"), gradient("mlp"),
-                                                              gradient("norm")};
+  out.exchanges[kRest].reads =
+      out.exchanges[kRest].writes = {gradient("attention"), gradient("mlp"), gradient("norm")};
   const std::vector<Piece> pieces = whole_batch(shape.parts(), micro_batches);
   for (Table* table : {&out.first, &out.steady, &out.settle}) {
     std::vector<Piece> order;

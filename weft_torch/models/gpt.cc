@@ -1,7 +1,8 @@
 // GPT-2 in blocks: embedding | layer 0 .. n-1 | head.
 //   embedding   x = tokens' rows + positions' rows, dropout
-//   layer i     two parts: x += dropout(projection(attention(norm(x)))), x += dropout(down(gelu(up(norm(x)))))
-//   head        logits = norm(x) E^T, E being the embedding's weight; the sum of the cross entropy
+//   layer i     two parts: x += dropout(projection(attention(norm(x)))), x +=
+//   dropout(down(gelu(up(norm(x))))) head        logits = norm(x) E^T, E being the embedding's weight; the
+//   sum of the cross entropy
 // Weights: normal 0.02, residual projections 0.02 / sqrt(2 layers), biases 0, as Radford et al. 2019 and its
 // code. The attention's probabilities have no dropout: torch's would draw from the process's generator.
 #include "weft_torch/models/gpt.h"

@@ -16,8 +16,8 @@
 #include <limits>
 
 #include "weft_torch/models/ops.h"
-#include "workload/model_shapes.h"
 #include "weft_torch/models/weights.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 

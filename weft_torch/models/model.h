@@ -36,8 +36,8 @@ struct Batch {
 };
 inline constexpr std::int64_t kNotCounted = -100;
 
-Batch to_batch(const TokenBatch& batch);     // a copy
-std::int64_t counted(const Batch& batch);    // targets that are predicted
+Batch to_batch(const TokenBatch& batch);   // a copy
+std::int64_t counted(const Batch& batch);  // targets that are predicted
 std::int64_t counted(const TokenBatch& batch);
 std::int64_t sequences(const Batch& batch);  // of this rank; may be 0
 

@@ -44,10 +44,7 @@ struct StepTimes {
 class MeasuredModel {
  public:
   MeasuredModel(const OutlineOptions& options, const ModelOptions& sizes, const Batches& batches)
-      : options_(options),
-        model_(make_model(options.train.model, sizes)),
-        cut_(*model_),
-        batches_(batches) {
+      : options_(options), model_(make_model(options.train.model, sizes)), cut_(*model_), batches_(batches) {
     std::vector<OptimizerParameter> updated;
     for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
       const Parameter& parameter = model_->parameters()[i];
