@@ -1,6 +1,6 @@
 # LibTorch, without the package's own TorchConfig.cmake: that one wants a CUDA toolkit for a CUDA wheel, and weft needs
 # nothing of it. Looked for in: Torch_DIR, CMAKE_PREFIX_PATH, then where a Python imports torch from (.venv first).
-# Defines LibTorch::LibTorch, LibTorch_VERSION, and LibTorch_PROBLEM (one sentence) where it is not found.
+# Defines LibTorch::LibTorch, LibTorch_VERSION, LibTorch_ROOT_DIR, and LibTorch_PROBLEM (one sentence) where it is not found.
 
 # What the Pythons say is asked once: importing torch takes a second.
 function(_weft_ask_python result)
@@ -56,6 +56,7 @@ elseif(NOT EXISTS ${_root}/lib/libtorch_cpu.so OR NOT EXISTS ${_root}/lib/libc10
   set(LibTorch_PROBLEM "${_root}/lib has no libtorch_cpu.so and libc10.so")
 else()
   set(LibTorch_FOUND TRUE)
+  set(LibTorch_ROOT_DIR ${_root})
 endif()
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
