@@ -221,10 +221,11 @@ class ModelTest(unittest.TestCase):
                 cwd=folder, env=rows.plain_environment(), capture_output=True, text=True, check=False, timeout=120)
             self.assertEqual(done.returncode, 0, done.stderr)
             theirs = rows.read_metrics(folder / "run")[1]["loss"]
-            saved = safetensors.torch.load_file(folder / "run/checkpoints/step-1/shared.safetensors")
+            saved = safetensors.torch.load_file(folder / "run/checkpoints/step-1/rank-0-of-1.safetensors")
         options = argparse.Namespace(vocabulary=256, context=32, width=32, layers=2, heads=2, dropout=0.0)
         model = ddp.Gpt(options)
-        weights = {key.removeprefix("model/"): value for key, value in saved.items() if key.startswith("model/")}
+        prefix = "model/value/"
+        weights = {key.removeprefix(prefix): value for key, value in saved.items() if key.startswith(prefix)}
         model.load_state_dict(weights)  # strict: names and shapes are the same
         tokens = torch.tensor(list(text.encode()))
         with torch.no_grad():
