@@ -224,7 +224,8 @@ class ModelTest(unittest.TestCase):
             saved = safetensors.torch.load_file(folder / "run/checkpoints/step-1/rank-0-of-1.safetensors")
         options = argparse.Namespace(vocabulary=256, context=32, width=32, layers=2, heads=2, dropout=0.0)
         model = ddp.Gpt(options)
-        weights = {key.removeprefix("model/value/"): value for key, value in saved.items() if key.startswith("model/value/")}
+        prefix = "model/value/"
+        weights = {key.removeprefix(prefix): value for key, value in saved.items() if key.startswith(prefix)}
         model.load_state_dict(weights)  # strict: names and shapes are the same
         tokens = torch.tensor(list(text.encode()))
         with torch.no_grad():

@@ -140,7 +140,7 @@ std::vector<RankSteps> rank_steps(const EmulatedRun& run) {
   for (const EmulatedSteps& rank : run.ranks) {
     out.push_back({.seconds = rank.step_seconds,
                    .waited_seconds = rank.waited_seconds,
-                   .payload_bytes = rank.wire_bytes});
+                   .payload_bytes = rank.payload_bytes});
   }
   return out;
 }

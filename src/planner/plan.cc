@@ -56,7 +56,7 @@ Prediction predict(const Outline& outline, const EmulationOptions& emulation,
   out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
   out.compute_seconds = compute_seconds(outline);
   for (const EmulatedSteps& rank : ranks)
-    out.busiest_port_bytes = std::max(out.busiest_port_bytes, median(rank.wire_bytes));
+    out.busiest_port_bytes = std::max(out.busiest_port_bytes, median(rank.payload_bytes));
   return out;
 }
 

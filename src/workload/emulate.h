@@ -64,7 +64,7 @@ struct EmulationOptions {
 struct EmulatedSteps {
   std::vector<double> step_seconds;       // from the end of one step's backward to that of the next
   std::vector<double> waited_seconds;     // for communication, in that time
-  std::vector<double> wire_bytes;         // payload of this rank's gradients
+  std::vector<double> payload_bytes;      // payload of this rank's gradients
   std::vector<double> compute_seconds;    // processor time of all buckets' operations: choosing, coding,
                                           // adding up; 0 in virtual time
   std::vector<double> hand_over_seconds;  // copying gradients into their buckets, on the rank's thread

@@ -246,7 +246,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     });
     for (const std::unique_ptr<SimulatedRank>& rank : all) {
       out.push_back(rank->take());
-      for (double& bytes : out.back().wire_bytes) bytes *= simulation.byte_scale;
+      for (double& bytes : out.back().payload_bytes) bytes *= simulation.byte_scale;
       out.back().formula_bytes *= simulation.byte_scale;
     }
   } catch (...) {

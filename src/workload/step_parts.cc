@@ -110,13 +110,13 @@ void StepAccount::settled(double seconds, double waited) {
 void StepAccount::complete(const DataParallel& parallel) {
   double sum = 0;
   for (int b = 0; b < parallel.plan().num_buckets(); ++b) sum += parallel.computed_seconds(b);
-  all_.wire_bytes.push_back(static_cast<double>(parallel.sent_bytes()));
+  all_.payload_bytes.push_back(static_cast<double>(parallel.sent_bytes()));
   all_.compute_seconds.push_back(sum);
 }
 
 EmulatedSteps StepAccount::take(std::int64_t warmup) {
   EmulatedSteps out = all_;
-  for (std::vector<double>* values : {&out.step_seconds, &out.waited_seconds, &out.wire_bytes,
+  for (std::vector<double>* values : {&out.step_seconds, &out.waited_seconds, &out.payload_bytes,
                                       &out.compute_seconds, &out.hand_over_seconds}) {
     values->erase(values->begin(), values->begin() + warmup);
   }

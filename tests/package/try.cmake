@@ -38,11 +38,12 @@ endif()
 
 # Nothing of the tree may be needed once installed.
 file(GLOB_RECURSE installed ${work}/prefix/*.cmake)
+file(REAL_PATH ${CMAKE_CURRENT_LIST_DIR}/../.. tree)
 foreach(file IN LISTS installed)
-  file(STRINGS ${file} lines REGEX "${weft_build}")
+  file(STRINGS ${file} lines REGEX "${weft_build}|${tree}")
   if(lines)
     file(REMOVE_RECURSE ${work})
-    message(FATAL_ERROR "package: ${file} names the build folder: ${lines}")
+    message(FATAL_ERROR "package: ${file} names the tree or the build folder: ${lines}")
   endif()
 endforeach()
 

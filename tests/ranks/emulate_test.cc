@@ -65,16 +65,16 @@ TEST(Emulate, SendsWhatTheSimulatedRanksSend) {
         simulate_ranks(outline(), options, {.ranks = 3, .link = {.bytes_per_second = 1e9}, .costs = {}});
     ASSERT_EQ(simulated.size(), 3u);
     for (std::size_t r = 0; r < 3; ++r) {
-      EXPECT_EQ(wall[r].wire_bytes.size(), 4u) << algorithm;
-      EXPECT_EQ(wall[r].wire_bytes, simulated[r].wire_bytes) << algorithm << ", rank " << r;
+      EXPECT_EQ(wall[r].payload_bytes.size(), 4u) << algorithm;
+      EXPECT_EQ(wall[r].payload_bytes, simulated[r].payload_bytes) << algorithm << ", rank " << r;
       EXPECT_EQ(wall[r].formula_bytes, simulated[r].formula_bytes) << algorithm;
     }
   }
   // Of other gradients the packed bytes differ: the comparison above can fail.
   EmulationOptions other = options_of("spardl");
-  const std::vector<double> bytes = emulate(3, other)[0].wire_bytes;
+  const std::vector<double> bytes = emulate(3, other)[0].payload_bytes;
   other.seed = 2;
-  EXPECT_NE(emulate(3, other)[0].wire_bytes, bytes);
+  EXPECT_NE(emulate(3, other)[0].payload_bytes, bytes);
 }
 
 // A sleeping rank uses no core: five of them take as long as one.
@@ -128,7 +128,7 @@ TEST(Emulate, ASlowLinkIsWaitedFor) {
   const EmulatedLink link{.bytes_per_second = 1e6, .latency_seconds = 50e-6};
   const std::vector<EmulatedSteps> slow = emulate(4, options_of("dense"), link);
   const std::vector<EmulatedSteps> fast = emulate(4, options_of("dense"));
-  const double bytes = sum(slow[0].wire_bytes);
+  const double bytes = sum(slow[0].payload_bytes);
   EXPECT_NEAR(bytes, 4 * 2 * 0.75 * 120'000, 4 * 200);  // a short bucket may go by more bytes in fewer hops
   for (std::size_t r = 0; r < 4; ++r) {
     EXPECT_GE(sum(slow[r].step_seconds), bytes / 1e6 - 0.05);
@@ -142,11 +142,11 @@ TEST(Emulate, VirtualTimeSendsTheBytesOfWallTimeAndComputesByMeasuredCosts) {
   const std::vector<EmulatedSteps> wall = emulate(2, options);
   SimulationOptions simulation{.ranks = 2, .link = {}, .costs = {}};
   const EmulatedSteps free = simulate_ranks(outline(), options, simulation)[0];
-  EXPECT_EQ(free.wire_bytes, wall[0].wire_bytes);
+  EXPECT_EQ(free.payload_bytes, wall[0].payload_bytes);
   EXPECT_EQ(sum(free.compute_seconds), 0);  // control
   simulation.costs.kernels = measure_kernels({.elements = 1 << 14, .repetitions = 1});
   const EmulatedSteps costly = simulate_ranks(outline(), options, simulation)[0];
-  EXPECT_EQ(costly.wire_bytes, wall[0].wire_bytes);
+  EXPECT_EQ(costly.payload_bytes, wall[0].payload_bytes);
   EXPECT_GT(sum(costly.compute_seconds), 0);
   EXPECT_GT(sum(costly.step_seconds), sum(free.step_seconds));
 }

@@ -162,14 +162,14 @@ TEST(Simulate, BytesAreThoseOfTheFormula) {
         simulate_ranks(outline, options_of("dense"), simulation_of(ranks));
     const double expected = 2.0 * (ranks - 1) / ranks * 4 * static_cast<double>(outline.parameters);
     for (const EmulatedSteps& rank : dense) {
-      for (const double bytes : rank.wire_bytes) EXPECT_NEAR(bytes, expected, 64);
+      for (const double bytes : rank.payload_bytes) EXPECT_NEAR(bytes, expected, 64);
       EXPECT_NEAR(static_cast<double>(rank.formula_bytes), expected, 64);
     }
     const std::vector<EmulatedSteps> sparse =
         simulate_ranks(outline, options_of("spardl"), simulation_of(ranks));
     for (const EmulatedSteps& rank : sparse) {
-      EXPECT_GT(rank.wire_bytes[0], 0);
-      EXPECT_LE(rank.wire_bytes[0], static_cast<double>(rank.formula_bytes));
+      EXPECT_GT(rank.payload_bytes[0], 0);
+      EXPECT_LE(rank.payload_bytes[0], static_cast<double>(rank.formula_bytes));
     }
     EXPECT_LT(step_of(sparse), step_of(dense));
   }
@@ -181,10 +181,10 @@ TEST(Simulate, TheSameOptionsGiveTheSameNumbers) {
   const auto run = [&] { return simulate_ranks(outline, options, simulation_of(3)); };
   const std::vector<EmulatedSteps> a = run(), b = run();
   EXPECT_EQ(a[1].step_seconds, b[1].step_seconds);
-  EXPECT_EQ(a[1].wire_bytes, b[1].wire_bytes);
-  EXPECT_NE(a[1].wire_bytes, a[2].wire_bytes);  // ranks have their own gradients
+  EXPECT_EQ(a[1].payload_bytes, b[1].payload_bytes);
+  EXPECT_NE(a[1].payload_bytes, a[2].payload_bytes);  // ranks have their own gradients
   options.seed = 2;
-  EXPECT_NE(a[1].wire_bytes, run()[1].wire_bytes);
+  EXPECT_NE(a[1].payload_bytes, run()[1].payload_bytes);
 }
 
 TEST(Simulate, PausesSettleTheStepBeforeThem) {

@@ -132,7 +132,7 @@ TEST(SimulatedTraining, AByteScaleKeepsBytesAndTime) {
   const EmulatedSteps whole = simulate_ranks(outline, options, simulation)[0];
   simulation.byte_scale = 8;
   const EmulatedSteps small = simulate_ranks(outline, options, simulation)[0];
-  EXPECT_NEAR(small.wire_bytes[5], whole.wire_bytes[5], 0.03 * whole.wire_bytes[5]);
+  EXPECT_NEAR(small.payload_bytes[5], whole.payload_bytes[5], 0.03 * whole.payload_bytes[5]);
   EXPECT_NEAR(small.step_seconds[5], whole.step_seconds[5], 0.05 * whole.step_seconds[5]);
   simulation.byte_scale = 0;
   EXPECT_THROW(simulate_ranks(outline, options, simulation), UsageError);
