@@ -50,7 +50,8 @@ class Reader {
       std::string knob = name;
       std::ranges::replace(knob, '_', '-');
       const auto has_name = [&](const SchemeKnob& k) { return k.name == knob; };
-      if (std::ranges::none_of(scheme_knobs(), has_name)) throw UsageError("there is no option '" + name + "'");
+      if (std::ranges::none_of(scheme_knobs(), has_name))
+        throw UsageError("there is no option '" + name + "'");
       find_scheme_knob(knob).set(scheme, py::str(value).cast<std::string>());
     }
   }
