@@ -20,10 +20,28 @@ std::uint32_t names_hop(int size) { return 8 * static_cast<std::uint32_t>(size) 
 // Above the hops of every dense all-reduce, below those that name who is to blame by as many.
 std::uint32_t second_hop(int size) { return names_hop(size) / 2; }
 
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
+
+// Not 0 for infinity and NaN. Integers, and no branch: a loop over it keeps up with the memory.
+template <class T>
+Bits<T> not_finite(T value) {
+  constexpr auto exponent = std::bit_cast<Bits<T>>(std::numeric_limits<T>::infinity());
+  return (std::bit_cast<Bits<T>>(value) & exponent) == exponent ? ~Bits<T>{0} : Bits<T>{0};
+}
+
+template <class T>
+bool all_finite(std::span<const T> values) {
+  Bits<T> bad = 0;
+  for (const T value : values) bad |= not_finite(value);
+  return bad == 0;
+}
+
 // 0: all finite. A vector is to blame with its residual: their sum is what was put in.
 BadKind kind_of(bool nan) { return nan ? BadKind::nan : BadKind::infinity; }
 
 std::byte blame(std::span<const double> gradient) {
+  if (all_finite(gradient)) return std::byte{0};
   bool infinite = false;
   for (const double value : gradient) {
     if (std::isnan(value)) return static_cast<std::byte>(BadKind::nan);
@@ -33,6 +51,7 @@ std::byte blame(std::span<const double> gradient) {
 }
 
 std::byte blame(std::span<const float> gradient, std::span<const float> residual) {
+  if (residual.empty() && all_finite(gradient)) return std::byte{0};
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < gradient.size(); ++i) {
     const float sum = residual.empty() ? gradient[i] : gradient[i] + residual[i];
@@ -141,17 +160,13 @@ void BucketRun::begin_in_place() {
 // One pass: is the sum finite, and the average in its place.
 template <class T>
 void BucketRun::settle_in_place() {
-  using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
-  const auto magnitude = [](T value) {
-    return std::bit_cast<Bits>(value) << 1;
-  };  // integers are compared fast
   const auto by = static_cast<T>(divisor);
-  Bits largest = 0;
+  Bits<T> bad = 0;
   for (T& value : memory<T>().all(bucket->count)) {
-    largest = std::max(largest, magnitude(value));
+    bad |= not_finite(value);
     value /= by;
   }
-  const bool is_finite = largest < magnitude(std::numeric_limits<T>::infinity());
+  const bool is_finite = bad == 0;
   result.contents().finite = state->work().has_staged = is_finite;
 }
 
