@@ -8,9 +8,6 @@ namespace {
 // Long enough to catch an answer that is on its way, short enough to leave the core to the others when ranks
 // outnumber cores.
 constexpr Time kSpin = 20us;
-// A yield that took so long gave the core to somebody who computes, for a slice of the scheduler: a sleeper
-// that is woken gets it back at once, one that yields waits for its turn. So for a while it sleeps at once.
-constexpr Time kCrowded = 200us, kCrowdedFor = 200ms;
 }  // namespace
 
 CommunicationThread::CommunicationThread(Engine& engine) : engine_(engine), thread_([this] { run(); }) {}
@@ -26,13 +23,11 @@ void CommunicationThread::run() {
   const Clock& clock = engine_.transport().clock();
   Time last = clock.now();  // when something last happened; a wait that ends for nothing (as on mpi) is no
                             // reason to spin again
-  Time crowded_until = last;
   while (!stop_.load(std::memory_order_acquire)) {
     if (engine_.poll()) {
       last = clock.now();
-    } else if (const Time now = clock.now(); now - last < kSpin && now >= crowded_until) {
+    } else if (clock.now() - last < kSpin) {
       sched_yield();
-      if (clock.now() - now > kCrowded) crowded_until = clock.now() + kCrowdedFor;
     } else if (const Time next = engine_.next_deadline(); next > clock.now()) {
       engine_.transport().wait(next);
     }
