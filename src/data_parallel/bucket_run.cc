@@ -184,7 +184,8 @@ Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
   run->result.contents().entry_bytes_sent = comm.operation().bytes_sent - before;
   auto settle = [run, &comm] {
     run->settle_in_place<T>();
-    return sizeof(T) / sizeof(float) * comm.kernels().check_element * static_cast<double>(run->bucket->count);
+    constexpr double kFloats = std::is_same_v<T, double> ? 2 : 1;  // that an element is as long as
+    return kFloats * comm.kernels().check_element * static_cast<double>(run->bucket->count);
   };
   co_await comm.compute(settle);
   if (run->finite()) co_return;

@@ -39,9 +39,10 @@ std::vector<Scheme> table() {
 template <class T>
 T number(std::string_view name, std::string_view text) {
   T value{};
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || text.empty()) {
+  const std::string digits(text);
+  const char* const end = digits.data() + digits.size();
+  const auto [rest, error] = std::from_chars(digits.data(), end, value);
+  if (error != std::errc() || rest != end || digits.empty()) {
     throw UsageError(std::string(name) + " takes a " + (std::is_integral_v<T> ? "whole " : "") +
                      "number, not '" + std::string(text) + "'");
   }
@@ -199,9 +200,9 @@ const Scheme& find_scheme(std::string_view name) {
 const Scheme& lossless_scheme() { return *std::ranges::find_if(schemes(), &Scheme::lossless); }
 
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count) {
-  if (scheme.low_rank) return scheme;
   // (Where every entry would be sent, indices are a waste, and selection on the way may lose some.)
-  return dense || (scheme.selects && quota == count) ? lossless_scheme() : scheme;
+  const bool whole = dense || (scheme.selects && quota == count);
+  return whole && !scheme.low_rank ? lossless_scheme() : find_scheme(scheme.name);
 }
 
 BucketOptions bucket_options(const SchemeOptions& options) {

@@ -137,6 +137,7 @@ EmulatedRun simulate(const TrainOptions& options, const Outline& outline,
 
 std::vector<RankSteps> rank_steps(const EmulatedRun& run) {
   std::vector<RankSteps> out;
+  out.reserve(run.ranks.size());
   for (const EmulatedSteps& rank : run.ranks) {
     out.push_back({.seconds = rank.step_seconds,
                    .waited_seconds = rank.waited_seconds,

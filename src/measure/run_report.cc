@@ -44,7 +44,7 @@ std::string count_text(double count) {
 }
 
 std::string duration_text(double seconds) {
-  const auto whole = static_cast<long long>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   if (whole >= 3600) return form("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
   return form("%lld:%02lld", whole / 60, whole % 60);
 }
@@ -125,7 +125,7 @@ std::string RunReport::line(const StepRecord& r) const {
   const double left = (now() - began_) / done * static_cast<double>(options_.steps - r.step - 1);
   const std::string loss = report_.compute == "real" ? form("loss %.4f", r.loss) : report_.compute;
   return form("step %lld/%lld  %s  %s tokens/s  %2.0f %% waiting  %s sent  %s left",
-              static_cast<long long>(r.step + 1), static_cast<long long>(options_.steps), loss.c_str(),
+              static_cast<long long>(r.step) + 1, static_cast<long long>(options_.steps), loss.c_str(),
               count_text(seconds_ > 0 ? tokens_ / seconds_ : 0).c_str(),
               seconds_ > 0 ? 100 * waited_ / seconds_ : 0, size_text(static_cast<double>(sent_)).c_str(),
               duration_text(left).c_str()) +

@@ -41,6 +41,7 @@ std::vector<std::string> not_worth_it(const Outline& outline, const EmulationOpt
   for (const Bucket& bucket : plan.buckets()) {
     if (bucket.dense) continue;
     std::vector<ParameterInfo> parts;
+    parts.reserve(bucket.pieces.size());
     for (const BucketPiece& piece : bucket.pieces) parts.push_back(plan.parameter(piece.parameter));
     SchemeShape shape{.size = simulation.ranks, .parts = parts, .link = link};
     shape.quota = bucket.count;

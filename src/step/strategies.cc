@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "step/verify.h"
 #include "weft/collective.h"
@@ -112,14 +113,14 @@ std::vector<PlanRow> Strategies::rows() const {
 
 std::vector<Piece> Strategies::order_of(Phase phase, int micro_batches) const {
   std::vector<Piece> updates;
+  updates.reserve(shape_.blocks.size());
   for (int b = 0; b < shape_.num_blocks(); ++b) updates.push_back(update_of(b));
   if (phase == Phase::settle) return updates;
-  const std::vector<Piece> pieces = whole_batch(shape_.parts(), micro_batches);
-  if (phase == Phase::first) return pieces;
+  if (phase == Phase::first) return whole_batch(shape_.parts(), micro_batches);
   std::vector<Piece> out;
   const bool together = !why_updates_wait_.empty();
   if (together) out = updates;
-  for (const Piece& piece : pieces) {
+  for (const Piece& piece : whole_batch(shape_.parts(), micro_batches)) {
     const bool enters = piece.work == Work::forward && piece.part == 0 && piece.micro_batch == 0;
     if (enters && !together) out.push_back(update_of(piece.block));
     out.push_back(piece);
@@ -164,11 +165,15 @@ void Strategies::gate(Table& table) const {
   };
   const auto behind =
       std::find_if(table.moves.rbegin(), table.moves.rend(), is_update).base();  // after the last update
-  const auto middle =
-      std::stable_partition(table.moves.begin(), behind, [&](const Move& m) { return !is_update(m); });
   const int last = table.phase == Phase::settle ? 0 : 1;
-  const Move verdict[] = {start_of(kVerdict, last), wait_of(kVerdict, last)};
-  table.moves.insert(middle, std::begin(verdict), std::end(verdict));
+  std::vector<Move> moves;
+  std::copy_if(table.moves.begin(), behind, std::back_inserter(moves),
+               [&](const Move& m) { return !is_update(m); });
+  moves.push_back(start_of(kVerdict, last));
+  moves.push_back(wait_of(kVerdict, last));
+  std::copy_if(table.moves.begin(), behind, std::back_inserter(moves), is_update);
+  moves.insert(moves.end(), behind, table.moves.end());
+  table.moves = std::move(moves);
 }
 
 Tables Strategies::make_tables(int micro_batches) const {

@@ -114,7 +114,7 @@ class Meter {
     costs_.multiply_transposed = line(product_[1]);
     costs_.reconstruct = line(product_[2]);
     // Of r columns: r times the first figure and r (r - 1) / 2 times the second.
-    constexpr double kPairs = kMany * (kMany - 1) / 2 - kMany / kFew;
+    constexpr double kPairs = 0.5 * kMany * (kMany - 1) - 1.0 * kMany / kFew;
     const double pair = (orthonormal_[1] - orthonormal_[0] * kMany / kFew) / kPairs;
     costs_.orthonormalize.multiply_add = std::max(kLeast, pair);
     costs_.orthonormalize.element =

@@ -140,6 +140,7 @@ double compute_seconds(const Outline& outline) {
 
 ModelShape shape_of(const Outline& outline) {
   std::vector<ChainBlock> blocks;
+  blocks.reserve(outline.blocks.size());
   for (const OutlineBlock& block : outline.blocks) blocks.push_back({.name = block.name, .parameters = {}});
   for (const OutlineTensor& tensor : outline.tensors) {
     std::vector<std::int64_t> dims{tensor.length};

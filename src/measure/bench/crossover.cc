@@ -129,6 +129,7 @@ class Simulated {
     c.k = entries_at(density, elements_);
     const SparseOptions call = sparse_call(find_scheme(c.row->name), bench.scheme, c.k);
     std::vector<SparseState> states;
+    states.reserve(static_cast<std::size_t>(options_.ranks));
     for (int r = 0; r < options_.ranks; ++r) states.emplace_back(elements_);
     std::vector<SparseResult> results(states.size());
     SimRanks ranks(sim_options(options_));
@@ -234,7 +235,9 @@ std::vector<TeamChoice> candidates(const Point& point, bool recursive) {
     out.push_back({.teams = teams, .recursive = recursive});
   }
   if (point.ranks <= kAllTeams) return out;
-  std::ranges::stable_sort(out, {}, [&](TeamChoice c) { return point.sparse_formula(density, c, entry); });
+  std::ranges::sort(out, {}, [&](TeamChoice c) {  // of equal ones the fewest teams
+    return std::pair(point.sparse_formula(density, c, entry), c.teams);
+  });
   out.resize(std::min(out.size(), kBest));
   return out;
 }

@@ -74,6 +74,7 @@ std::vector<std::vector<double>> run_bare(int batches) {
   std::vector<std::vector<double>> times(kRanks);
   std::vector<std::exception_ptr> errors(kRanks);
   std::vector<std::thread> threads;
+  threads.reserve(kRanks);
   for (int r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
       const auto me = static_cast<std::size_t>(r);
@@ -98,6 +99,7 @@ std::vector<std::vector<double>> run_bare(int batches) {
 // Median over batches of the slower rank, per operation.
 double per_operation(const std::vector<std::vector<double>>& times) {
   std::vector<double> slower;
+  slower.reserve(times[0].size());
   for (std::size_t i = 0; i < times[0].size(); ++i) slower.push_back(std::max(times[0][i], times[1][i]));
   return median(slower) / kInFlight;
 }

@@ -71,6 +71,7 @@ std::vector<double> simulated(const BenchOptions& options, const BenchCase& c, b
   SimRanksOptions sim = sim_options(options);
   sim.priority = priority;
   std::vector<CaseBuffers> work;  // outlives the engines
+  work.reserve(static_cast<std::size_t>(options.ranks));
   for (int r = 0; r < options.ranks; ++r) work.emplace_back(c, r);
   SimRanks ranks(sim);
   std::vector<GradientTraffic> gradients;

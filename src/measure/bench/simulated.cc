@@ -85,6 +85,7 @@ void bench_sim(const BenchOptions& options, const std::vector<BenchCase>& cases,
   }
   if (options.trace.empty()) return;
   std::vector<const Trace*> of_rank;
+  of_rank.reserve(traces.size());
   for (const Trace& trace : traces) of_rank.push_back(&trace);
   std::ofstream file(options.trace);
   file << chrome_trace(of_rank);

@@ -63,7 +63,7 @@ std::vector<SparseCase> make_cases(const BenchOptions& options) {
 // What all operations have, or null where they differ.
 template <class Field>
 Json common(const SparseFormula& formula, const Field& field) {
-  const Json first = field(formula.operations.front());
+  Json first = field(formula.operations.front());
   for (const SparseFormula::Operation& operation : formula.operations) {
     if (field(operation) != first) return nullptr;
   }

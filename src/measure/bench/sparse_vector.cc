@@ -21,6 +21,7 @@ std::unique_ptr<DataParallel> layer_of(const SparseBench& bench, const SparseCas
   options.scheme.buckets = {.bucket_bytes = sizeof(float), .dense_below = 0};  // one for each parameter
   options.first_slot = c.slot + 1;
   std::vector<ParameterInfo> parameters;
+  parameters.reserve(static_cast<std::size_t>(bench.buckets));
   for (int b = 0; b < bench.buckets; ++b) {
     parameters.push_back({std::to_string(b), block_of(c.length, bench.buckets, b).count, b});
   }
@@ -49,6 +50,7 @@ Task<void> together(Comm comm, Engine& engine, std::size_t count,
     co_return;
   }
   std::vector<Ticket> tickets;
+  tickets.reserve(count);
   const SubmitOptions options{.name = "part", .timeout = 600s};
   for (std::size_t i = 0; i < count; ++i) {
     tickets.push_back(engine.submit(engine.world(), options, [&make, i](Comm c) { return make(c, i); }));
