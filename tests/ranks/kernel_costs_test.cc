@@ -130,7 +130,7 @@ double predicted_seconds(std::string_view scheme, const KernelCosts& kernels) {
 TEST(KernelCosts, PredictTheProcessorTimeOfOperations) {
   if (kInstrumented) GTEST_SKIP() << "times mean nothing here";
   constexpr std::string_view kSchemes[] = {"dense", "dense-bf16", "topka", "oktopk", "spardl", "powersgd"};
-  constexpr std::size_t kTurns = 5;
+  constexpr std::size_t kTurns = 9;
   std::map<std::string_view, std::vector<double>> measured, predicted, ratios;
   for (std::size_t turn = 0; turn < kTurns; ++turn) {
     const KernelCosts kernels = measure_kernels();
