@@ -276,18 +276,6 @@ void DataParallel::step_end() {
   at_ = At::ended;
 }
 
-std::vector<Ticket> DataParallel::tickets_for(int use) const {
-  std::vector<Ticket> out;
-  if (at_ != At::ended) return out;
-  for (const std::unique_ptr<BucketRun>& run : runs_) {
-    const auto is_used = [&](const BucketPiece& piece) {
-      return plan_.parameter(piece.parameter).use == use;
-    };
-    if (std::ranges::any_of(run->bucket->pieces, is_used)) out.push_back(tickets_[run->ticket]);
-  }
-  return out;
-}
-
 StepResult DataParallel::verdict() {
   if (at_ != At::ended) refuse("a verdict before step_end()");
   for (const Ticket& t : tickets_) {

@@ -8,8 +8,8 @@
 //     const StepResult result = dp.finish();
 //     if (result.committed) dp.copy_to(outputs);  // else result.text says which gradients are to blame
 //
-// The next forward need not wait for all of them: when tickets_for(use) are done, result_of(parameter, out)
-// has what the parameters of that place are to be updated with. It throws where that result is not finite.
+// The next forward need not wait for all of them: when a bucket's ticket is done, result_of(parameter, out)
+// has what its parameters are to be updated with. It throws where that result is not finite.
 // finish() comes all the same, when all tickets are done and before the next step's first gradient.
 //
 // A bucket is submitted when its last gradient is there: slot = first_slot + 1 + its index, priority = its
@@ -111,9 +111,6 @@ class DataParallel final : public Strategy {
   // For use alone: verdict(), then the registry's commit or roll-back.
   StepResult finish();
 
-  // Of the step that has ended: the operations that bring the results of the parameters with this place of
-  // use.
-  std::vector<Ticket> tickets_for(int use) const;
   // The sum over the divisor, of one parameter. REQUIRES: its ticket is done, without an error; the next step
   // has not begun. Throws UsageError, with the sentence of finish(), where the sum is not finite.
   void result_of(int parameter, std::span<float> out) const override;

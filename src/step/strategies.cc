@@ -94,12 +94,6 @@ void Strategies::list_exchanges() {
   }
 }
 
-void Strategies::replanned() {
-  if (under_way_) refuse("a new plan while a step is under way");
-  tables_.clear();
-  list_exchanges();
-}
-
 std::vector<PlanRow> Strategies::rows() const {
   std::vector<PlanRow> out;
   for (const auto& s : strategies_) {

@@ -69,8 +69,6 @@ class Strategies {
   // After the last add(): who takes which gradient, tables, and a comparison of the ranks' plans. Throws
   // UsageError where a parameter has no strategy or several, or a table does not hold (verify.h).
   void install();
-  // The exchanges of a strategy have changed, on all ranks alike: tables are made anew.
-  void replanned();
 
   const ModelShape& shape() const { return shape_; }
   const StepOptions& options() const { return options_; }
