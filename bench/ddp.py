@@ -38,14 +38,14 @@ ADAMW = ("foreach", "fused")
 class World:
     """This process's place in the job, joined through what the system exchanges gradients with."""
 
-    def __init__(self, system: str) -> None:
+    def __init__(self, system: str, trace: str = "") -> None:
         self.rank = int(os.environ["RANK"])
         self.library: Any = torch.distributed
         if system == "weft":
             import weft
 
             self.library = weft
-            weft.init()
+            weft.init(trace=trace)
         else:
             torch.distributed.init_process_group("gloo")
 
@@ -218,6 +218,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--warm-up", type=int, default=3, help="steps that are not measured")
     out.add_argument("--steps", type=int, default=15, help="measured ones")
     out.add_argument("--out", type=Path, required=True)
+    out.add_argument("--trace", default="", help="folder of the traces of --system weft")
     return out
 
 
@@ -225,7 +226,7 @@ def main() -> None:
     options = parser().parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    world = World(options.system)
+    world = World(options.system, options.trace)
     result = measure(wrap(Gpt(options), options), options, world)
     result |= {"rank": world.rank, "torch": torch.__version__, "system": options.system}
     options.out.mkdir(parents=True, exist_ok=True)

@@ -94,6 +94,7 @@ class Step final : public Driver {
     for (const auto& [name, count, rows] : parameters)
       infos.push_back({.name = name, .count = count, .use = static_cast<int>(infos.size()), .rows = rows});
     options.first_slot = strategies_.next_slot(world.comm());
+    options.awaited_together = true;  // backward() returns when the last average is there
     dp_ = &strategies_.add(std::make_unique<weft::DataParallel>(
         world.engine(), world.comm(), std::move(infos), options, &strategies_.state()));
     strategies_.install();

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "wait.h"
@@ -32,6 +33,15 @@ Reduction reduction_named(const std::string& name) {
   throw UsageError("'" + name + "' is no reduction: there are sum, min and max");
 }
 
+std::ofstream open_trace(const std::filesystem::path& folder, int rank) {
+  std::error_code ignored;
+  std::filesystem::create_directories(folder, ignored);
+  const std::filesystem::path path = folder / ("trace.rank" + std::to_string(rank) + ".json");
+  std::ofstream out(path);
+  if (!out) throw UsageError("the trace '" + path.string() + "' cannot be written");
+  return out;
+}
+
 }  // namespace
 
 Dense dense_of(const Memory& memory) {
@@ -40,21 +50,28 @@ Dense dense_of(const Memory& memory) {
   return {reinterpret_cast<std::byte*>(address), count, dtype_named(type)};
 }
 
-std::shared_ptr<Session> Session::join() {
+std::shared_ptr<Session> Session::join(const std::string& trace) {
   // By the environment alone, so before anything is opened: a wrong one is an error of this call.
-  const Config config = Config::from_environment();
+  JoinOptions options{.config = Config::from_environment(), .decorate = {}};
+  const Placement place = detect_placement();
   std::shared_ptr<Session> session(new Session);
   session->process_ = getpid();
-  if (chosen_transport(config, detect_placement()) == "mpi") {
+  if (!trace.empty()) {
+    session->trace_file_ = open_trace(trace, place.rank);
+    session->trace_ = std::make_shared<Trace>();
+    options.trace = session->trace_.get();
+  }
+  if (chosen_transport(options.config, place) == "mpi") {
     const py::gil_scoped_release released;  // the thread that finalises MPI must be the one that began it
-    session->world_ = join_world(config);
+    session->world_ = join_world(options);
     return session;
   }
-  struct Joined {
+  struct Joined {  // an interrupted call leaves its thread behind, and this with it
+    std::shared_ptr<Trace> trace;
     std::unique_ptr<World> world;
   };
-  const auto joined = std::make_shared<Joined>();
-  run_interruptibly([joined, config] { joined->world = join_world(config); });
+  const auto joined = std::make_shared<Joined>(session->trace_, nullptr);
+  run_interruptibly([joined, options] { joined->world = join_world(options); });
   session->world_ = std::move(joined->world);
   return session;
 }
@@ -164,7 +181,12 @@ void Session::close_now() {
   std::unique_ptr<World> mine = std::move(world_);
   {
     const py::gil_scoped_release released;
+    const int rank = mine->rank();
     mine.reset();
+    if (trace_) {
+      const Trace* const traces[] = {trace_.get()};
+      trace_file_ << chrome_trace(traces, rank) << std::flush;
+    }
   }
   const std::vector<Kept> old = std::move(kept_);
 }
@@ -183,7 +205,7 @@ void Work::wait() {
 void bind_session(py::module_& module) {
   py::class_<Work, std::shared_ptr<Work>>(module, "Work").def("done", &Work::done).def("wait", &Work::wait);
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def(py::init(&Session::join))
+      .def(py::init(&Session::join), py::arg("trace") = "")
       .def_property_readonly("rank", [](Session& s) { return s.world().rank(); })
       .def_property_readonly("size", [](Session& s) { return s.world().size(); })
       .def_property_readonly("transport", [](Session& s) { return std::string(s.world().transport()); })

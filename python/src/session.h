@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -38,7 +39,9 @@ class Session : public std::enable_shared_from_this<Session> {
     std::vector<pybind11::object> objects;
   };
 
-  static std::shared_ptr<Session> join();
+  // `trace`: a folder, made where it is missing, in which this rank leaves trace.rankN.json when it closes;
+  // empty: none. Throws UsageError where it cannot be written.
+  static std::shared_ptr<Session> join(const std::string& trace);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -71,6 +74,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void let_go();     // of what has ended
 
   pid_t process_ = 0;
+  std::shared_ptr<Trace> trace_;  // outlives the world
+  std::ofstream trace_file_;
   std::unique_ptr<World> world_;
   std::vector<Kept> kept_;
   std::uint32_t next_slot_ = 1;  // 0 is for operations without messages

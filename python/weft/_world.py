@@ -3,7 +3,7 @@
 import atexit
 import os
 import sys
-from typing import Optional
+from typing import Optional, Union
 
 from ._weft import Session, UsageError
 
@@ -17,17 +17,20 @@ _FORKED = (
 )
 
 
-def init() -> None:
+def init(*, trace: Union[str, "os.PathLike[str]"] = "") -> None:
     """Joins the job that a launcher started (torchrun, mpirun, srun, weft launch); alone, a job of one rank.
 
     Returns when all ranks are there. A second call does nothing. Raises UsageError, TransportError or TimeoutError.
+
+    `trace`: a folder in which each rank leaves trace.rankN.json at shutdown(): what it sent, computed and waited for, and when
+    (ui.perfetto.dev opens it).
     """
     global _session, _watching
     if _forked:
         raise UsageError(_FORKED)
     if _session is not None:
         return
-    _session = Session()
+    _session = Session(os.fspath(trace))
     if not _watching:
         _watching = True
         os.register_at_fork(after_in_child=_after_fork)

@@ -218,7 +218,7 @@ void DataParallel::submit(int b) {
   const std::string name = name_of_bucket(b);
   const SubmitOptions options{.name = name,
                               .traffic = TrafficClass::gradient,
-                              .priority = b,
+                              .priority = options_.awaited_together ? plan_.num_buckets() - 1 - b : b,
                               .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
                               .step = attempt_};
   run->ticket = tickets_.size();

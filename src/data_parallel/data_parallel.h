@@ -65,6 +65,9 @@ struct DataParallelOptions {
   bool find_unused = false;  // ask all ranks which parameters got a gradient: one short operation more
   // affects speed only
   std::uint32_t first_slot = 0;  // takes 1 + number of buckets
+  // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next
+  // forward first. Else it waits for them one by one, and the first that it needs overtakes the others.
+  bool awaited_together = false;
 };
 
 class DataParallel final : public Strategy {

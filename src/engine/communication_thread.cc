@@ -1,3 +1,4 @@
+#include <pthread.h>
 #include <sched.h>
 
 #include "weft/engine.h"
@@ -5,9 +6,12 @@
 namespace weft {
 
 namespace {
-// Long enough to catch an answer that is on its way, short enough to leave the core to the others when ranks
-// outnumber cores.
+// Long enough to catch an answer that is on its way.
 constexpr Time kSpin = 20us;
+// A yield that takes as long gave the core to somebody who computes. One that sleeps gets a core as soon as it
+// is woken; one that spins takes it from the others and then waits for its turn. So for a while it sleeps at
+// once.
+constexpr Time kCrowded = 100us, kCrowdedFor = 200ms;
 }  // namespace
 
 CommunicationThread::CommunicationThread(Engine& engine) : engine_(engine), thread_([this] { run(); }) {}
@@ -20,15 +24,22 @@ CommunicationThread::~CommunicationThread() {
 }
 
 void CommunicationThread::run() {
+  pthread_setname_np(pthread_self(), "weft-comm");
   const Clock& clock = engine_.transport().clock();
   Time last = clock.now();  // when something last happened; a wait that ends for nothing (as on mpi) is no
                             // reason to spin again
+  Time spins_from = last;
   while (!stop_.load(std::memory_order_acquire)) {
     if (engine_.poll()) {
       last = clock.now();
-    } else if (clock.now() - last < kSpin) {
+      continue;
+    }
+    const Time now = clock.now();
+    if (now - last < kSpin && now >= spins_from) {
       sched_yield();
-    } else if (const Time next = engine_.next_deadline(); next > clock.now()) {
+      const Time after = clock.now();
+      if (after - now > kCrowded) spins_from = after + kCrowdedFor;
+    } else if (const Time next = engine_.next_deadline(); next > now) {
       engine_.transport().wait(next);
     }
   }
