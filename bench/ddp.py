@@ -131,6 +131,26 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits, targets.flatten())
 
 
+class Encoder(nn.Module):
+    """A language model as torch's own modules make it: nothing of it is tied, and dropout, norms and heads are torch's."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        width = options.width
+        self.embedding = nn.Embedding(options.vocabulary, width)
+        layer = nn.TransformerEncoderLayer(width, options.heads, 4 * width, options.dropout, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, options.layers)
+        self.decoder = nn.Linear(width, options.vocabulary)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.size(1))
+        logits = self.decoder(self.encoder(self.embedding(tokens), mask, is_causal=True))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+MODELS = {"gpt": Gpt, "encoder": Encoder}
+
+
 def faster_adamw(model: nn.Module) -> str:
     """Which AdamW is the faster one on this machine, tried on a copy with zero gradients."""
     seconds: dict[str, float] = {}
@@ -204,6 +224,7 @@ def measure(model: nn.Module, options: argparse.Namespace, world: World) -> dict
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--system", choices=("none", "ddp", "powersgd", "weft"), default="ddp")
+    out.add_argument("--model", choices=tuple(MODELS), default="gpt", help="encoder: of torch's own modules, nothing tied")
     out.add_argument("--bucket-mib", type=float, default=0,
                      help="of a bucket; 0: ddp as it comes (25, the first 1), powersgd one bucket")
     out.add_argument("--views", action="store_true", help="ddp: gradients are views of buckets and keep their memory")
@@ -227,7 +248,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     world = World(options.system, options.trace)
-    result = measure(wrap(Gpt(options), options), options, world)
+    result = measure(wrap(MODELS[options.model](options), options), options, world)
     result |= {"rank": world.rank, "torch": torch.__version__, "system": options.system}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"rank.{world.rank}.json").write_text(json.dumps(result) + "\n")

@@ -5,14 +5,19 @@
 #include <algorithm>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "collectives/dense/finish.h"
+#include "collectives/dense/ring_pass.h"
 #include "collectives/pieces.h"
 #include "collectives/registry.h"
 #include "weft/error.h"
 #include "wire/frame.h"
 
 namespace weft {
+
+AllReduceRun all_reduce_ring;
 
 namespace {
 
@@ -116,12 +121,27 @@ BlockRange block_of(std::int64_t count, int size, int rank) {
 }
 
 Task<void> all_reduce(Comm comm, Dense data, AllReduceOptions options) {
+  return all_reduce_and_finish(std::move(comm), data, nullptr, options);
+}
+
+Task<void> all_reduce_and_finish(Comm comm, Dense data, Finish* finish, AllReduceOptions options) {
   constexpr Family kFamily = Family::all_reduce;
   check_reduction(kFamily, data, options.reduction);
   const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
   const Algorithm& row = pick(kFamily, options.algorithm, shape_of(comm, data, micro_op_bytes), comm.cost());
   declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count);
-  co_await std::get<AllReduceRun*>(row.run)(comm, data, options.reduction, micro_op_bytes);
+  AllReduceRun* const run = std::get<AllReduceRun*>(row.run);
+  const bool by_pieces = run == all_reduce_ring && comm.size() > 1;
+  if (finish != nullptr && by_pieces) {
+    RingPass pass = all_reduce_pass(comm.size(), data, options.reduction, micro_op_bytes);
+    pass.finish = finish;
+    co_await ring_pass(comm, pass);
+    co_return;
+  }
+  co_await run(comm, data, options.reduction, micro_op_bytes);
+  if (finish == nullptr) co_return;
+  auto all = [&] { return finish->sum(data); };
+  co_await comm.compute(all);
 }
 
 Task<void> reduce_scatter(Comm comm, Dense data, ReduceScatterOptions options) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "collectives/dense/finish.h"
 #include "data_parallel/quotas.h"
 #include "kernels/optimize.h"
 #include "kernels/select.h"
@@ -157,18 +158,43 @@ void BucketRun::begin_in_place() {
   result.contents() = SparseResult::Contents{.deal = result.contents().deal, .blocks = {}, .dense = {}};
 }
 
-// One pass: is the sum finite, and the average in its place.
+namespace {
+
+// Is everything finite, and the average where the sum was.
 template <class T>
-void BucketRun::settle_in_place() {
-  const auto by = static_cast<T>(divisor);
-  Bits<T> bad = 0;
-  for (T& value : memory<T>().all(bucket->count)) {
-    bad |= not_finite(value);
-    value /= by;
+class Average final : public Finish {
+ public:
+  Average(double divisor, const KernelCosts& kernels)
+      : divisor_(static_cast<T>(divisor)),
+        element_(kernels.check_element * sizeof(T) / sizeof(float)) {}
+
+  double sum(Dense piece) override {
+    Bits<T> bad = 0;
+    for (T& value : values(piece)) {
+      value /= divisor_;
+      bad |= not_finite(value);  // what the others will see, too
+    }
+    bad_ |= bad;
+    return spent(piece);
   }
-  const bool is_finite = bad == 0;
-  result.contents().finite = state->work().has_staged = is_finite;
-}
+  double result(Dense piece) override {
+    if (!all_finite(std::span<const T>(values(piece)))) bad_ = 1;
+    return spent(piece);
+  }
+  bool finite() const { return bad_ == 0; }
+
+ private:
+  static std::span<T> values(const Dense& piece) {
+    return {reinterpret_cast<T*>(piece.data), static_cast<std::size_t>(piece.count)};
+  }
+  double spent(const Dense& piece) const { return element_ * static_cast<double>(piece.count); }
+
+  T divisor_;
+  double element_;
+  Bits<T> bad_ = 0;
+};
+
+}  // namespace
 
 template <class T>
 Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
@@ -180,14 +206,10 @@ Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
   co_await comm.compute(begin);
   const std::uint64_t before = comm.operation().bytes_sent;
   const Dense sum(run->memory<T>().all(run->bucket->count));
-  co_await all_reduce(comm, sum);
+  Average<T> average(run->divisor, comm.kernels());
+  co_await all_reduce_and_finish(comm, sum, &average);
   run->result.contents().entry_bytes_sent = comm.operation().bytes_sent - before;
-  auto settle = [run, &comm] {
-    run->settle_in_place<T>();
-    constexpr double kFloats = std::is_same_v<T, double> ? 2 : 1;  // that an element is as long as
-    return kFloats * comm.kernels().check_element * static_cast<double>(run->bucket->count);
-  };
-  co_await comm.compute(settle);
+  run->result.contents().finite = run->state->work().has_staged = average.finite();
   if (run->finite()) co_return;
   const Dense blamed(std::span<std::byte>{run->blamed});
   const Comm apart = comm.hops_from(names_hop(comm.size()));

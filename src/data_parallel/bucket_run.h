@@ -104,8 +104,6 @@ struct BucketRun {
   void measure();
   template <class T>
   void begin_in_place();
-  template <class T>
-  void settle_in_place();
   void begin_low_rank();
   void finish_low_rank(int size);
   static Task<void> reduce(Comm comm, BucketRun* run);

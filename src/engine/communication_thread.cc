@@ -11,7 +11,7 @@ constexpr Time kSpin = 20us;
 // A yield that takes as long gave the core to somebody who computes. One that sleeps gets a core as soon as it
 // is woken; one that spins takes it from the others and then waits for its turn. So for a while it sleeps at
 // once.
-constexpr Time kCrowded = 100us, kCrowdedFor = 200ms;
+constexpr Time kCrowded = 100us, kCrowdedFor = 2s;
 }  // namespace
 
 CommunicationThread::CommunicationThread(Engine& engine) : engine_(engine), thread_([this] { run(); }) {}

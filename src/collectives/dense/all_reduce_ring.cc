@@ -14,14 +14,18 @@
 
 namespace weft {
 
+RingPass all_reduce_pass(int size, Dense data, Reduction reduction, std::size_t micro_op_bytes) {
+  return {.data = data,
+          .blocks = Blocks(size, data.count),
+          .first_hop = 0,
+          .last_hop = ring_hops(size),
+          .reduction = reduction,
+          .micro_op_bytes = micro_op_bytes};
+}
+
 Task<void> all_reduce_ring(Comm comm, Dense data, Reduction reduction, std::size_t micro_op_bytes) {
   const int size = comm.size();
-  return ring_pass(std::move(comm), {.data = data,
-                                     .blocks = Blocks(size, data.count),
-                                     .first_hop = 0,
-                                     .last_hop = ring_hops(size),
-                                     .reduction = reduction,
-                                     .micro_op_bytes = micro_op_bytes});
+  return ring_pass(std::move(comm), all_reduce_pass(size, data, reduction, micro_op_bytes));
 }
 
 }  // namespace weft

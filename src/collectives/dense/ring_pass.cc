@@ -1,7 +1,8 @@
 // One trip around the ring, or two, pipelined: a piece of a block is sent on as soon as it has arrived, while
 // later pieces are still under way.
 //   Step 1  send every piece of the block that this rank starts with
-//   Step 2  for each hop, for each piece: await it (folded or placed), send it on at the next hop; receives
+//   Step 2  for each hop, for each piece: await it (folded or placed), finish it where it is the last hop of
+//           the first trip or one of the second, send it on at the next hop; receives
 //           are posted a few pieces ahead. A piece of the second trip lands where one lay that was sent in
 //           the first: that send is awaited before the receive is posted. (It cannot wait for us: the peer
 //           posts its receives of the first trip freely.)
@@ -74,6 +75,12 @@ Task<void> ring_pass(Comm comm, RingPass pass) {
       }
     }
     co_await receives.next();
+    if (pass.finish != nullptr && arriving.hop() + 2 >= size) {
+      const bool is_sum = arriving.folds();
+      const double spent =
+          is_sum ? pass.finish->sum(arriving.piece()) : pass.finish->result(arriving.piece());
+      co_await comm.charge(spent);
+    }
     if (arriving.hop() + 1 < pass.last_hop)
       sends.add(comm.send(next, number(arriving.hop() + 1), arriving.piece()));
   }
