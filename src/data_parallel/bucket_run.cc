@@ -165,8 +165,7 @@ template <class T>
 class Average final : public Finish {
  public:
   Average(double divisor, const KernelCosts& kernels)
-      : divisor_(static_cast<T>(divisor)),
-        element_(kernels.check_element * sizeof(T) / sizeof(float)) {}
+      : divisor_(static_cast<T>(divisor)), element_(kernels.check_element * sizeof(T) / sizeof(float)) {}
 
   double sum(Dense piece) override {
     Bits<T> bad = 0;

@@ -8,9 +8,9 @@ namespace weft {
 namespace {
 // Long enough to catch an answer that is on its way.
 constexpr Time kSpin = 20us;
-// A yield that takes as long gave the core to somebody who computes. One that sleeps gets a core as soon as it
-// is woken; one that spins takes it from the others and then waits for its turn. So for a while it sleeps at
-// once.
+// A yield that takes as long gave the core to somebody who computes. One that sleeps gets a core as soon as
+// it is woken; one that spins takes it from the others and then waits for its turn. So for a while it sleeps
+// at once.
 constexpr Time kCrowded = 100us, kCrowdedFor = 2s;
 }  // namespace
 

@@ -1,5 +1,7 @@
 // An all-reduce that is finished piece by piece: every element passes once, on every rank, and the owner of a
 // sum makes the result.
+#include "collectives/dense/finish.h"
+
 #include <gtest/gtest.h>
 
 #include <span>
@@ -8,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/dense/finish.h"
 #include "weft/world.h"
 
 namespace weft {
@@ -74,7 +75,8 @@ TEST_P(Finishing, EveryElementOnce) {
       EXPECT_EQ(equal, !again || quarter.results == 0);
       const bool is_ring = algorithm == "ring";
       // Of a ring, a rank makes its own block.
-      const auto owned = static_cast<std::size_t>(block_of(static_cast<std::int64_t>(length), ranks, world.rank()).count);
+      const auto owned =
+          static_cast<std::size_t>(block_of(static_cast<std::int64_t>(length), ranks, world.rank()).count);
       EXPECT_EQ(static_cast<std::size_t>(quarter.results), is_ring ? length - owned : 0);
     });
   }

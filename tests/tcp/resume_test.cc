@@ -42,7 +42,8 @@ class Toy final : public Driver {
     add(half_, "half", "topka", kHalf, 1, "_" + std::to_string(rank_ / 2));
     strategies_.install();
     values_ = {{"shared", std::vector<float>(kShared, 1)}, {"half", std::vector<float>(kHalf, 2)}};
-    strategies_.state().add("toy", {.rows = [this] { return rows(); }, .missing = {}, .commit = {}, .roll_back = {}});
+    strategies_.state().add(
+        "toy", {.rows = [this] { return rows(); }, .missing = {}, .commit = {}, .roll_back = {}});
   }
   ~Toy() override { strategies_.state().remove("toy"); }
   Toy(const Toy&) = delete;
@@ -70,7 +71,8 @@ class Toy final : public Driver {
       gradient.resize(value.size());
       Random random(static_cast<std::uint64_t>(piece.block), static_cast<std::uint32_t>(rank_),
                     static_cast<std::uint32_t>(step_));
-      for (std::size_t i = 0; i < value.size(); ++i)  // of the values, so that one wrong step is never made up for
+      for (std::size_t i = 0; i < value.size();
+           ++i)  // of the values, so that one wrong step is never made up for
         gradient[i] = value[i] / 8 + static_cast<float>(random.below(2001)) / 1000 - 1;
       strategies_.gradient_ready(piece.block, std::span<const float>(gradient));
     }
@@ -130,7 +132,7 @@ class Toy final : public Driver {
 struct Job {
   fs::path dir;
   bool only_values = false;  // a wrong way to go on: what compression has left behind is forgotten
-  int victim = -1;  // waits in the middle of a span for its end
+  int victim = -1;           // waits in the middle of a span for its end
 };
 
 void barrier_of(Engine& engine, std::uint32_t slot) {
@@ -147,7 +149,8 @@ void train(const TcpOptions& tcp, const ForkedRanks::Say& say, const Job& job) {
   std::int64_t step = 0;
   if (const auto latest = latest_checkpoint(job.dir)) {
     const Checkpoint from(job.dir, *latest);
-    LoadOptions options{.owners = {}, .elsewhere = [](const StateKey& key) { return key.owner.starts_with("half"); }};
+    LoadOptions options{.owners = {},
+                        .elsewhere = [](const StateKey& key) { return key.owner.starts_with("half"); }};
     if (job.only_values) options.owners = {"toy"};
     toy.state().load(from, options);
     step = *latest;

@@ -19,8 +19,8 @@ class Finish {
   ~Finish() = default;
 };
 
-// Every element passes through exactly one of the two on each rank. Algorithms other than the ring pass all of
-// the vector through sum(), in the end. `finish` stays until the task is done.
+// Every element passes through exactly one of the two on each rank. Algorithms other than the ring pass all
+// of the vector through sum(), in the end. `finish` stays until the task is done.
 Task<void> all_reduce_and_finish(Comm comm, Dense data, Finish* finish, AllReduceOptions options = {});
 
 }  // namespace weft
