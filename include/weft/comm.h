@@ -267,6 +267,7 @@ class Comm {
   Identity identity(std::uint32_t hop) const {
     return {group_->id, operation_->slot, operation_->step, hop_base_ + hop};
   }
+  void check_bound() const;
   void check(int peer) const;
   Compute compute_priced(FunctionRef<double()> work) const;
 

@@ -64,6 +64,7 @@ struct SubmitOptions {
   std::optional<std::uint32_t> slot =
       std::nullopt;        // of the plan row; none: the group's next number, so all ranks submit in one order
   std::uint32_t step = 0;  // training step
+  bool local = false;      // it sends and receives nothing, so it has no identity
   Time timeout{};          // 0: the engine's
   // affects speed only
   bool holds = false;  // of a blocking one: other traffic is held back from its submission to its end
@@ -119,7 +120,9 @@ class Engine final : public Pollable {
   Comm world() const;
 
   // Any thread. `make` is called on the engine's thread with a Comm bound to the operation, and lives until
-  // the operation has ended; memory that it names must live until the ticket is done.
+  // the operation has ended; memory that it names must live until the ticket is done. Throws a UsageError
+  // where an operation with the same group, slot and step has not ended: their messages could not be told
+  // apart.
   Ticket submit(const Comm& comm, const SubmitOptions& options, Make make);
 
   // Any thread. Done when everything that was submitted before has ended; counts as waiting for all of it,
@@ -170,6 +173,8 @@ class Engine final : public Pollable {
   Executor executor_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Endpoint> endpoint_;
+  struct Identities;
+  std::unique_ptr<Identities> identities_;  // of all that was submitted and has not ended
   std::vector<std::shared_ptr<detail::Submission>> running_;
   std::exception_ptr failure_;
   bool closed_ = false;

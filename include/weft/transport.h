@@ -73,6 +73,7 @@ struct Operation {
   std::uint64_t group = 0;
   std::uint32_t slot = 0;
   std::uint32_t step = 0;
+  bool local = false;             // it sends and receives nothing
   std::uint32_t fingerprint = 0;  // family, algorithm, type, count: compared with the peer's on every message
   std::uint32_t opening = 0;  // the fingerprint that was declared first: an operation may have several parts
   Executor* executor = nullptr;

@@ -58,8 +58,8 @@ void wait(Engine& engine, const Ticket& ticket) {
   if (ticket.done()) return;
   const auto signal = std::make_shared<Signal>();
   ticket.then([signal] { signal->set(); });
-  // No message, so any slot will do; its end is the ticket's, which has a deadline.
-  const SubmitOptions options{.name = "wait", .slot = 0, .timeout = kNever};
+  // Its end is the ticket's, which has a deadline.
+  const SubmitOptions options{.name = "wait", .local = true, .timeout = kNever};
   engine.submit(engine.world(), options, [ticket](Comm comm) { return await_quietly(comm, ticket); });
   signal->wait();
 }

@@ -6,6 +6,7 @@
 
 #include "engine/scheduler.h"
 #include "engine/submission.h"
+#include "transports/match_table.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -65,6 +66,7 @@ bool is_usage_error(const std::exception_ptr& error) {
 
 // "all_reduce (slot 3, step 12)"
 std::string title(const Operation& operation) {
+  if (operation.local) return std::string(operation.name);
   const bool unnamed = (operation.slot & kUnnamed) != 0;
   return std::string(operation.name) + (unnamed ? " (call " : " (slot ") +
          std::to_string(operation.slot & ~kUnnamed) + ", step " + std::to_string(operation.step) + ")";
@@ -113,6 +115,25 @@ Task<void> all_ended(Comm, std::vector<Ticket> tickets) {
 
 }  // namespace
 
+// Submissions come from any thread and end on the engine's.
+struct Engine::Identities {
+  void enter(Submission& s) {
+    const std::lock_guard lock(mutex);
+    if (const Submission* other = table.front(s.key)) {
+      throw UsageError("submit: " + title(s.operation) + " has the slot and step of " +
+                       std::string(other->operation.name) +
+                       ", which is still in flight in this group: wait for its ticket, or give each its own");
+    }
+    table.push(s);
+  }
+  void leave(Submission& s) {
+    const std::lock_guard lock(mutex);
+    table.erase(s);
+  }
+  std::mutex mutex;
+  MatchTable<Submission> table;
+};
+
 void Submission::somebody_waits() {
   operation.waited_for = true;
   engine.scheduler_->look_again();
@@ -124,7 +145,8 @@ Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* p
       arena_(std::make_shared<Arena>()),
       executor_(*arena_, transport.clock()),
       scheduler_(std::make_unique<Scheduler>(transport, options_)),
-      endpoint_(std::make_unique<Endpoint>(*scheduler_, executor_, pool)) {
+      endpoint_(std::make_unique<Endpoint>(*scheduler_, executor_, pool)),
+      identities_(std::make_unique<Identities>()) {
   if (options.hold_limit < Time{0} || options.stall_limit <= Time{0} ||
       options.operation_timeout <= Time{0}) {
     throw UsageError("engine: hold_limit, stall_limit and operation_timeout must be positive");
@@ -153,6 +175,7 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
   submission->timeout = options.timeout == Time{0} ? options_.operation_timeout : options.timeout;
   submission->predicted = predicted;
   submission->submitted = executor_.now();
+  if (!options.local) identities_->enter(*submission);
   submission->keep = submission;
   Ticket ticket(submission);
   executor_.post(submission->accept);
@@ -160,8 +183,8 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
 }
 
 Ticket Engine::settled() {
-  // No message, so any slot will do; what it waits for has deadlines.
-  const SubmitOptions options{.name = "settle", .slot = 0, .timeout = kNever};
+  // What it waits for has deadlines.
+  const SubmitOptions options{.name = "settle", .local = true, .timeout = kNever};
   return submit(world(), options, [this](Comm comm) {
     std::vector<Ticket> before;
     for (const std::shared_ptr<Submission>& other : running_) {
@@ -245,6 +268,7 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
   s.inquiry.reset();
   s.task = Task<void>();
   s.make.reset();
+  if (!s.operation.local) identities_->leave(s);  // whoever sees the ticket done may use it again
   if (s.holds) scheduler_->announcements().end();
   s.finished = executor_.now();
   if (options_.trace != nullptr) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/inquiry.h"
+#include "transports/match_key.h"
 #include "weft/engine.h"
 
 namespace weft::detail {
@@ -41,8 +42,10 @@ struct Submission {
     operation.traffic = options.traffic;
     operation.priority = options.priority;
     operation.group = comm.group_id();
-    operation.slot = options.slot ? *options.slot : comm.next_unnamed_slot();
+    operation.local = options.local;
+    if (!options.local) operation.slot = options.slot ? *options.slot : comm.next_unnamed_slot();
     operation.step = options.step;
+    key.id = {operation.group, operation.slot, operation.step, 0};
     holds = options.holds;
     accept.run = [](Remote& remote) {
       Submission& self = *static_cast<Handover&>(remote).submission;
@@ -87,6 +90,9 @@ struct Submission {
   Engine::Make make;
   Operation operation;
   std::array<char, 64> name{};
+  MatchKey key;  // its identity, and its place among those in flight (transports/match_table.h)
+  Submission* match_next = nullptr;
+  Submission* match_previous = nullptr;
   Task<void> task;
   Deadline deadline;
   Doubts doubts;

@@ -69,9 +69,17 @@ std::shared_ptr<Group> Endpoint::group(std::uint64_t id, std::vector<int> member
   return entry;
 }
 
-void Comm::check(int peer) const {
+void Comm::check_bound() const {
   if (operation_ == nullptr)
-    throw UsageError("a Comm sends and receives only inside an operation: use Engine::submit");
+    throw UsageError("a Comm sends, receives and computes only inside an operation: use Engine::submit");
+}
+
+void Comm::check(int peer) const {
+  check_bound();
+  if (operation_->local) {
+    throw UsageError(std::string(operation_->name) +
+                     " was submitted as local, so it has no identity to send or receive with");
+  }
   if (peer < 0 || peer >= size()) {
     throw UsageError("peer " + std::to_string(peer) + " is outside the group of " + std::to_string(size()) +
                      " ranks");
@@ -145,17 +153,17 @@ Transfer Comm::recv_any(int peer, std::uint32_t hop, std::size_t limit) const {
 }
 
 Sleep Comm::sleep_until(Time until) const {
-  check(0);
+  check_bound();
   return Sleep(*operation_, until);
 }
 
 Compute Comm::compute_priced(FunctionRef<double()> work) const {
-  check(0);
+  check_bound();
   return Compute(*operation_, endpoint_->sim_workers(), work);
 }
 
 Sleep Comm::charge(double seconds) const {
-  check(0);
+  check_bound();
   const Executor& executor = endpoint_->executor();
   if (seconds <= 0 || !executor.simulated()) return Sleep(*operation_, Time{0});
   SimWorkers* const workers = endpoint_->sim_workers();

@@ -33,7 +33,7 @@ Figures agree_on_figures(World& world, const std::optional<LinkCost>& planned) {
     figures = {comm.cost(), comm.micro_op_bytes()};
     co_return;
   };
-  world.run({.name = "link figures", .slot = 0}, [&](Comm comm) { return set(comm, planned, out); });
+  world.run({.name = "link figures", .local = true}, [&](Comm comm) { return set(comm, planned, out); });
   return out;
 }
 

@@ -78,7 +78,7 @@ void World::all_reduce(Dense data, const AllReduceOptions& options) {
 
 TrafficCounters World::traffic() {
   TrafficCounters counters;
-  const SubmitOptions options = {.name = "traffic", .slot = 0};  // no message, so any slot will do
+  const SubmitOptions options = {.name = "traffic", .local = true};
   const auto read = [](Comm comm, TrafficCounters& out) -> Task<void> {
     out = comm.endpoint().transport().counters();
     co_return;

@@ -126,6 +126,68 @@ TEST(Engine, OperationsMatchByIdentityWhateverTheOrder) {
   EXPECT_LE(tickets[0].started(), tickets[0].finished());
 }
 
+TEST(Engine, AnIdentityInFlightIsRefusedUntilItHasEnded) {
+  Ranks ranks(2);
+  int a[2] = {-1, -1}, other[5] = {};
+  Engine& engine = ranks[0];
+  const Comm world = engine.world();
+  const SubmitOptions first{.name = "first", .slot = 3, .step = 7};
+  const Ticket open = engine.submit(world, first, [&](Comm c) { return shift(c, a[0]); });
+  const auto try_again = [&](const Comm& comm, const SubmitOptions& options, int& got) {
+    return engine.submit(comm, options, [&got](Comm c) { return shift(c, got); });
+  };
+  try {
+    try_again(world, {.name = "second", .slot = 3, .step = 7}, other[0]);
+    FAIL() << "must throw";
+  } catch (const UsageError& e) {
+    for (const char* part : {"second", "slot 3", "step 7", "first"})
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << part << " in: " << e.what();
+  }
+  // Control: another slot, step or group, or none, is another operation.
+  const Comm group = world.subgroup({0, 1}, 5);
+  std::vector<Ticket> mine = {try_again(world, {.slot = 4, .step = 7}, other[0]),
+                              try_again(world, {.slot = 3, .step = 8}, other[1]),
+                              try_again(group, {.slot = 3, .step = 7}, other[2]),
+                              try_again(world, {}, other[3]), try_again(world, {}, other[4])};
+  const Comm there = ranks[1].world();
+  const Comm group_there = there.subgroup({0, 1}, 5);
+  int theirs[7] = {};
+  const auto answer = [&](const Comm& comm, const SubmitOptions& options, int& got) {
+    mine.push_back(ranks[1].submit(comm, options, [&got](Comm c) { return shift(c, got); }));
+  };
+  answer(there, {.slot = 3, .step = 7}, theirs[0]);
+  answer(there, {.slot = 4, .step = 7}, theirs[1]);
+  answer(there, {.slot = 3, .step = 8}, theirs[2]);
+  answer(group_there, {.slot = 3, .step = 7}, theirs[3]);
+  answer(there, {}, theirs[4]);
+  answer(there, {}, theirs[5]);
+  open.wait();
+  for (const Ticket& ticket : mine) ticket.wait();
+  EXPECT_EQ(a[0], 1);
+  // What has ended may come again.
+  mine = {try_again(world, first, a[1])};
+  answer(there, {.slot = 3, .step = 7}, theirs[6]);
+  for (const Ticket& ticket : mine) ticket.wait();
+  EXPECT_EQ(a[1], 1);
+}
+
+TEST(Engine, WhatSendsNothingHasNoIdentity) {
+  Ranks ranks(2);
+  int got[2] = {-1, -1};
+  const Ticket open =
+      ranks[0].submit(ranks[0].world(), {.slot = 0}, [&](Comm comm) { return shift(comm, got[0]); });
+  const Ticket settled[2] = {ranks[0].settled(), ranks[0].settled()};
+  // Control: one that says it sends nothing cannot.
+  int none = -1;
+  const Ticket liar = ranks[0].submit(ranks[0].world(), {.name = "liar", .local = true},
+                                      [&](Comm comm) { return shift(comm, none); });
+  EXPECT_THROW(liar.wait(), UsageError);
+  EXPECT_NE(error_of(liar).find("liar was submitted as local"), std::string::npos) << error_of(liar);
+  ranks[1].submit(ranks[1].world(), {.slot = 0}, [&](Comm comm) { return shift(comm, got[1]); }).wait();
+  for (const Ticket& ticket : settled) ticket.wait();
+  EXPECT_TRUE(open.done());
+}
+
 TEST(Engine, ASelfSendAndAWorldOfOne) {
   Ranks ranks(1);
   int got = -1;

@@ -166,7 +166,7 @@ class SparseRank {
   void look() {
     SubmitOptions options;
     options.name = "look";
-    options.slot = 0;  // it sends nothing, so any will do
+    options.local = true;
     const auto read = [](Comm comm, SparseRank& run) -> Task<void> {
       double bytes = 0;
       std::size_t rounds = 0;
