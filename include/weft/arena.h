@@ -15,22 +15,29 @@
 
 namespace weft {
 
-class Arena {
+namespace detail {
+
+// An arena's memory: lives until its arena is gone and every piece was given back.
+class Pieces {
  public:
-  Arena() = default;
-  ~Arena();  // REQUIRES: everything taken was given back
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  Pieces() = default;
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
 
   void* allocate(std::size_t bytes);
-  void deallocate(void* piece, std::size_t bytes) noexcept;
+  void deallocate(void* piece, std::size_t bytes) noexcept;  // may be the end of this object
+  void leave() noexcept { let_go(kArena); }                  // its arena's last call
 
-  std::uint64_t fresh() const {
-    return fresh_.load(std::memory_order_relaxed);
-  }  // requests that reached the system
-  std::uint64_t in_use() const { return in_use_.load(std::memory_order_relaxed); }  // bytes handed out now
+  // Requests that reached the system.
+  std::uint64_t fresh() const { return fresh_.load(std::memory_order_relaxed); }
+  // Bytes handed out now. REQUIRES: the arena is there.
+  std::uint64_t in_use() const { return held_.load(std::memory_order_relaxed) - kArena; }
 
  private:
+  static constexpr std::uint64_t kArena = std::uint64_t{1} << 63;
+  ~Pieces();
+  void let_go(std::uint64_t share) noexcept;
+
   // Four classes per doubling from 64 bytes on: at most a quarter of a piece is wasted.
   static constexpr std::size_t kSmallest = 64;
   static constexpr int kClasses = 4 * 40;
@@ -46,29 +53,51 @@ class Arena {
   };
   std::array<List, kClasses> lists_;
   std::atomic<std::uint64_t> fresh_{0};
-  std::atomic<std::uint64_t> in_use_{0};
+  std::atomic<std::uint64_t> held_{kArena};  // bytes of pieces, and the arena's own share
 };
 
-// Bytes from an arena, returned to it on destruction. 64-byte aligned.
+}  // namespace detail
+
+class Arena {
+ public:
+  Arena() : pieces_(new detail::Pieces) {}
+  ~Arena() { pieces_->leave(); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  void* allocate(std::size_t bytes) { return pieces_->allocate(bytes); }
+  // REQUIRES: this arena is there; a Buffer gives back without it.
+  void deallocate(void* piece, std::size_t bytes) noexcept { pieces_->deallocate(piece, bytes); }
+
+  std::uint64_t fresh() const { return pieces_->fresh(); }    // requests that reached the system
+  std::uint64_t in_use() const { return pieces_->in_use(); }  // bytes handed out now
+
+ private:
+  friend class Buffer;
+  detail::Pieces* const pieces_;
+};
+
+// Bytes from an arena, returned to it on destruction. 64-byte aligned. May outlive its arena, as what a
+// receive has kept outlives the engine.
 class Buffer {
  public:
   Buffer() = default;
   Buffer(Arena& arena, std::size_t bytes)
-      : arena_(&arena),
+      : origin_(arena.pieces_),
         data_(bytes ? static_cast<std::byte*>(arena.allocate(bytes)) : nullptr),
         size_(bytes) {}
   Buffer(Buffer&& other) noexcept
-      : arena_(other.arena_),
+      : origin_(other.origin_),
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
-    std::swap(arena_, other.arena_);
+    std::swap(origin_, other.origin_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
   }
   ~Buffer() {
-    if (data_ != nullptr) arena_->deallocate(data_, size_);
+    if (data_ != nullptr) origin_->deallocate(data_, size_);
   }
 
   std::byte* data() const { return data_; }
@@ -80,7 +109,7 @@ class Buffer {
   }
 
  private:
-  Arena* arena_ = nullptr;
+  detail::Pieces* origin_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };

@@ -45,6 +45,7 @@ struct Remote {
 class Executor {
  public:
   Executor(Arena& arena, const Clock& clock) : arena_(arena), clock_(clock) {}
+  ~Executor();  // waits for threads that are inside post()
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
@@ -57,6 +58,7 @@ class Executor {
   void ready(std::coroutine_handle<> coroutine) { ready_.push_back(coroutine); }
 
   // Any thread. `work.run` is called on the executor's thread; `wake` (below) is called after it was put in.
+  // The work may be the last thing that the executor's owner waits for: it ends after this has returned.
   void post(Remote& work) noexcept;
   void set_wake(std::function<void()> wake) { wake_ = std::move(wake); }
 
@@ -81,6 +83,7 @@ class Executor {
   std::vector<Timer*> heap_;
   std::uint64_t sequence_ = 0;
   std::atomic<Remote*> inbox_{nullptr};
+  std::atomic<int> posting_{0};  // threads inside post()
   std::function<void()> wake_;
 };
 

@@ -4,7 +4,7 @@
 #include <new>
 #include <thread>
 
-namespace weft {
+namespace weft::detail {
 
 namespace {
 
@@ -25,7 +25,7 @@ class SpinLock {
 
 }  // namespace
 
-int Arena::class_of(std::size_t bytes) {
+int Pieces::class_of(std::size_t bytes) {
   if (bytes <= kSmallest) return 0;
   // With top = floor(log2(bytes - 1)), the class is the quarter of [2^top, 2^(top+1)) that bytes - 1 falls
   // in, plus one.
@@ -35,17 +35,17 @@ int Arena::class_of(std::size_t bytes) {
   return (top - 6) * 4 + quarter + 1;
 }
 
-std::size_t Arena::class_bytes(int size_class) {
+std::size_t Pieces::class_bytes(int size_class) {
   if (size_class == 0) return kSmallest;
   const int top = (size_class - 1) / 4 + 6;
   const std::size_t quarter = static_cast<std::size_t>((size_class - 1) % 4 + 1);
   return (std::size_t{1} << top) + (quarter << (top - 2));
 }
 
-void* Arena::allocate(std::size_t bytes) {
+void* Pieces::allocate(std::size_t bytes) {
   const int size_class = class_of(bytes);
   if (size_class >= kClasses) throw std::bad_alloc();
-  in_use_.fetch_add(bytes, std::memory_order_relaxed);
+  held_.fetch_add(bytes, std::memory_order_relaxed);
   List& list = lists_[static_cast<std::size_t>(size_class)];
   {
     const SpinLock hold(list.lock);
@@ -55,14 +55,21 @@ void* Arena::allocate(std::size_t bytes) {
   return ::operator new(class_bytes(size_class), kAlignment);
 }
 
-void Arena::deallocate(void* piece, std::size_t bytes) noexcept {
-  in_use_.fetch_sub(bytes, std::memory_order_relaxed);
-  List& list = lists_[static_cast<std::size_t>(class_of(bytes))];
-  const SpinLock hold(list.lock);
-  list.head = new (piece) Free{list.head};
+void Pieces::deallocate(void* piece, std::size_t bytes) noexcept {
+  {
+    List& list = lists_[static_cast<std::size_t>(class_of(bytes))];
+    const SpinLock hold(list.lock);
+    list.head = new (piece) Free{list.head};
+  }
+  let_go(bytes);
 }
 
-Arena::~Arena() {
+// Whoever lets go last ends it.
+void Pieces::let_go(std::uint64_t share) noexcept {
+  if (held_.fetch_sub(share, std::memory_order_acq_rel) == share) delete this;
+}
+
+Pieces::~Pieces() {
   for (List& list : lists_) {
     while (list.head != nullptr) {
       Free* next = list.head->next;
@@ -72,4 +79,4 @@ Arena::~Arena() {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::detail

@@ -1,17 +1,27 @@
 #include "weft/executor.h"
 
+#include <thread>
+
 namespace weft {
 
 Timer::~Timer() {
   if (executor_ != nullptr) executor_->disarm(*this);
 }
 
+// What was posted may be the last thing that its owner waited for: the owner then ends while the thread that
+// posted is still on its way to wake it.
+Executor::~Executor() {
+  while (posting_.load(std::memory_order_acquire) > 0) std::this_thread::yield();
+}
+
 void Executor::post(Remote& work) noexcept {
+  posting_.fetch_add(1, std::memory_order_relaxed);  // whoever takes the work sees it: released below
   work.next = inbox_.load(std::memory_order_relaxed);
   while (
       !inbox_.compare_exchange_weak(work.next, &work, std::memory_order_release, std::memory_order_relaxed)) {
   }
   if (wake_) wake_();
+  posting_.fetch_sub(1, std::memory_order_release);
 }
 
 bool Executor::run() {

@@ -17,7 +17,7 @@ class BareRank final : public Pollable {
  public:
   explicit BareRank(Transport& transport, WorkerPool* pool = nullptr)
       : transport_(transport), executor_(arena_, transport.clock()), endpoint_(transport, executor_, pool) {
-    executor_.set_wake([this] { transport_.wake(); });
+    executor_.set_wake([&transport] { transport.wake(); });
   }
 
   Endpoint& endpoint() { return endpoint_; }

@@ -93,7 +93,7 @@ class Mailbox {
 
 class ThreadsTransport;
 
-// A delivery that runs on the worker pool. Two hands hold it: the worker and the receiver's thread.
+// A delivery that runs on the worker pool. The receiver's thread frees it, when the worker is through.
 struct Delivery : Remote {
   RecvRecord* recv = nullptr;  // the receiver's thread alone; null once cancelled
   RecvRecord* target = nullptr;
@@ -101,8 +101,10 @@ struct Delivery : Remote {
   ThreadsTransport* transport = nullptr;
   Executor* executor = nullptr;
   std::exception_ptr error;
-  std::atomic<bool> over{false};  // the worker touches neither record nor executor any more
-  std::atomic<int> hands{2};
+  std::atomic<bool> over{false};  // the worker's last act: from here on it touches nothing of this world
+  void wait_for_worker() const {
+    while (!over.load(std::memory_order_acquire)) std::this_thread::yield();
+  }
 };
 
 }  // namespace
@@ -160,6 +162,7 @@ class ThreadsTransport final : public Transport {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
   void cancel(TransferRecord& record) noexcept override;
+  void give_way(Time) noexcept override {}  // a message that was posted is already with its receiver
   bool poll() noexcept override;
   void close(const std::string& reason) noexcept override;
 
@@ -325,19 +328,16 @@ void ThreadsTransport::give_on_pool(RecvRecord& recv, Envelope* envelope) {
   job->transport = this;
   job->executor = recv.operation.executor;
   recv.transport_data = job;
-  static constexpr auto drop = [](Delivery* d) {
-    if (d->hands.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    Arena& arena = d->transport->arena_;
-    d->~Delivery();
-    arena.deallocate(d, sizeof(Delivery));
-  };
   job->run = [](Remote& remote) {
     auto& d = static_cast<Delivery&>(remote);
+    d.wait_for_worker();  // it has only to say so
     if (d.recv != nullptr) {
       d.recv->transport_data = nullptr;
       d.recv->complete(d.error);
     }
-    drop(&d);
+    Arena& arena = d.transport->arena_;
+    d.~Delivery();
+    arena.deallocate(&d, sizeof(Delivery));
   };
   recv.operation.pool->submit(FunctionRef<void()>(job, [](void* target) {
     auto* d = static_cast<Delivery*>(target);
@@ -349,14 +349,13 @@ void ThreadsTransport::give_on_pool(RecvRecord& recv, Envelope* envelope) {
     d->transport->release(d->envelope);
     d->executor->post(*d);
     d->over.store(true, std::memory_order_release);
-    drop(d);
   }));
 }
 
 void ThreadsTransport::cancel(TransferRecord& record) noexcept {
   if (auto* recv = dynamic_cast<RecvRecord*>(&record)) {
     if (auto* job = static_cast<Delivery*>(std::exchange(recv->transport_data, nullptr))) {
-      while (!job->over.load(std::memory_order_acquire)) std::this_thread::yield();
+      job->wait_for_worker();
       job->recv = nullptr;
     } else {
       posted_.erase(*recv);

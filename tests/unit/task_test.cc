@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "weft/executor.h"
@@ -247,6 +250,50 @@ TEST(Executor, TimersFireInOrderAndCanBeRemoved) {
   EXPECT_EQ(order, (std::vector<int>{1, 3, 0}));
   EXPECT_EQ(executor.next_timer(), 40ns);
 }
+
+// Told when it goes.
+struct Canary {
+  explicit Canary(std::atomic<bool>& flag) : gone(&flag) {}
+  Canary(const Canary&) = default;
+  ~Canary() { *gone = true; }
+  std::atomic<bool>* gone;
+};
+
+TEST(Executor, OutlivesWhoeverIsStillInsidePost) {
+  Arena arena;
+  const SteadyClock clock;
+  auto executor = std::make_unique<Executor>(arena, clock);
+  std::atomic<bool> gone{false}, went_too_early{false};
+  auto canary = std::make_shared<Canary>(gone);
+  executor->set_wake([canary, &gone, &went_too_early] {
+    std::this_thread::sleep_for(50ms);  // the work has run by now, and its owner has gone on
+    went_too_early = gone.load();
+  });
+  canary.reset();
+  Remote work;
+  work.run = [](Remote&) {};
+  std::thread poster([&, posts_to = executor.get()] { posts_to->post(work); });
+  while (!executor->run()) std::this_thread::yield();
+  executor.reset();
+  EXPECT_TRUE(gone);  // control: the wake is gone with its executor
+  poster.join();
+  EXPECT_FALSE(went_too_early);
+}
+
+TEST(Buffer, MayOutliveItsArena) {
+  auto arena = std::make_unique<Arena>();
+  Buffer kept(*arena, 1000), moved;
+  {
+    const Buffer given_back(*arena, 5000);
+    EXPECT_EQ(arena->in_use(), 6000u);
+  }
+  EXPECT_EQ(arena->in_use(), 1000u);
+  std::fill_n(kept.data(), kept.size(), std::byte{7});
+  arena.reset();
+  moved = std::move(kept);
+  EXPECT_EQ(moved.size(), 1000u);
+  for (const std::byte b : moved.span()) ASSERT_EQ(b, std::byte{7});
+}  // ASan sees an arena that went with its owner, and one that never goes
 
 TEST(Arena, SizeClassesHoldWhatTheyPromise) {
   Arena arena;
