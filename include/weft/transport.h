@@ -133,7 +133,7 @@ class Transport {
   // Urgent traffic of this rank is under way. Until then (a time that is past ends it) a transport that can
   // tell holds back less urgent messages that were posted and have not begun, except where somebody waits;
   // called again with the same time, it looks who waits now.
-  virtual void give_way(Time until) noexcept { static_cast<void>(until); }
+  virtual void give_way(Time until) noexcept = 0;
 
   // Moves what can be moved without waiting and completes records. True if anything happened.
   virtual bool poll() noexcept = 0;

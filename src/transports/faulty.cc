@@ -94,7 +94,7 @@ Tamper make_tamper(const FaultOptions& options) {
 }
 
 FaultyTransport::FaultyTransport(Transport& inner, FaultOptions options)
-    : inner_(inner), options_(std::move(options)) {
+    : Decorator(inner), options_(std::move(options)) {
   check(options_);
 }
 

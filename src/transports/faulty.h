@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transports/records.h"
+#include "transports/decorator.h"
 #include "transports/threads.h"
 
 namespace weft {
@@ -53,28 +53,22 @@ class MessageNumbers {
   std::unordered_map<std::uint64_t, std::uint32_t> numbers_;  // by a hash of 64 bits
 };
 
-class FaultyTransport final : public Transport {
+class FaultyTransport final : public Decorator {
  public:
   FaultyTransport(Transport& inner, FaultOptions options);
 
   bool dead() const { return dead_; }
   std::uint64_t messages_delayed() const { return delayed_; }
 
-  std::string_view name() const override { return inner_.name(); }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  const Clock& clock() const override { return inner_.clock(); }
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
   void cancel(TransferRecord& record) noexcept override;
   bool poll() noexcept override;
   Time next_event() const override;
   void wait(Time until) noexcept override;
-  void wake() noexcept override { inner_.wake(); }
   // Once this rank is dead: an error of kind closed. The operations of this rank end with it.
   std::exception_ptr failure() const override { return failure_ ? failure_ : inner_.failure(); }
   void close(const std::string& reason) noexcept override;
-  TrafficCounters counters() const override { return inner_.counters(); }
 
  private:
   struct Held {
@@ -85,7 +79,6 @@ class FaultyTransport final : public Transport {
   std::vector<Held>::iterator first_due();
   void die() noexcept;
 
-  Transport& inner_;
   FaultOptions options_;
   MessageNumbers numbers_;
   std::vector<Held> held_;  // in order of posting; within a peer and identity also in order of due times

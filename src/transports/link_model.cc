@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "weft/error.h"
 
@@ -91,7 +92,45 @@ std::uint32_t LinkModel::take_first(SendPort& port) {
   return transfer;
 }
 
-std::uint32_t LinkModel::add(int from, int to, std::uint64_t payload_bytes, Time at) {
+// Whoever is next and may begin comes first; those that wait keep their places. False if nobody may.
+bool LinkModel::bring_forward(SendPort& port, Tick at) {
+  std::uint32_t before = kNone;
+  for (std::uint32_t id = port.first; id != kNone; before = id, id = transfers_[id].next) {
+    Transfer& x = transfers_[id];
+    if (x.cancelled || (!x.begun() && x.begins > at)) continue;
+    if (before == kNone) return true;
+    transfers_[before].next = x.next;
+    if (port.last == id) port.last = before;
+    x.next = std::exchange(port.first, id);
+    return true;
+  }
+  return false;
+}
+
+void LinkModel::serve_if_idle(std::uint32_t port, Tick at) {
+  SendPort& idle = send_ports_[port];
+  const Tick from = std::max(at, idle.free_at);
+  if (!idle.busy && bring_forward(idle, from)) serve(port, from);
+}
+
+void LinkModel::give_way(int rank, Time until, Time now, FunctionRef<bool(std::uint32_t transfer)> waits) {
+  const Tick begins = to_ticks(until), at = to_ticks(now);
+  const auto look_at = [&](std::uint32_t port) {
+    bool later = false;
+    for (std::uint32_t id = send_ports_[port].first; id != kNone; id = transfers_[id].next) {
+      Transfer& x = transfers_[id];
+      if (x.from != rank || x.begun() || x.cancelled) continue;
+      x.begins = waits(id) ? begins : 0;
+      later |= x.begins > at;
+    }
+    if (later && until != kNever) push(begins, Kind::may_begin, port);
+    serve_if_idle(port, at);
+  };
+  if (scale_up_ports_ > 0) look_at(static_cast<std::uint32_t>(rank));
+  look_at(scale_up_ports_ + static_cast<std::uint32_t>(node_of(options_, rank)));
+}
+
+std::uint32_t LinkModel::add(int from, int to, std::uint64_t payload_bytes, Time at, Time begins) {
   std::uint32_t id;
   if (unused_.empty()) {
     id = static_cast<std::uint32_t>(transfers_.size());
@@ -115,13 +154,15 @@ std::uint32_t LinkModel::add(int from, int to, std::uint64_t payload_bytes, Time
       inside ? static_cast<std::uint32_t>(from) : scale_up_ports_ + static_cast<std::uint32_t>(from_node);
   x.receive_port =
       inside ? static_cast<std::uint32_t>(to) : scale_up_ports_ + static_cast<std::uint32_t>(to_node);
+  x.from = from;
+  x.begins = to_ticks(begins);
   x.bytes = static_cast<double>(payload_bytes) * options_.byte_scale + options_.frame_bytes;
   x.quantum = static_cast<double>(options_.quantum_bytes);
   if (options_.max_quanta > 0) x.quantum = std::max(x.quantum, x.bytes / options_.max_quanta);
   if (network_of(x.send_port).ticks_per_byte == 0) x.quantum = x.bytes;
-  SendPort& port = send_ports_[x.send_port];
-  append(port, id);
-  if (!port.busy) serve(x.send_port, std::max(ready, port.free_at));
+  append(send_ports_[x.send_port], id);
+  if (x.begins > ready && begins != kNever) push(x.begins, Kind::may_begin, x.send_port);
+  serve_if_idle(x.send_port, ready);
   return id;
 }
 
@@ -131,7 +172,7 @@ void LinkModel::cancel(std::uint32_t transfer) { transfers_[transfer].cancelled 
 void LinkModel::serve(std::uint32_t port_index, Tick at) {
   SendPort& port = send_ports_[port_index];
   while (port.first != kNone && transfers_[port.first].cancelled) release(take_first(port));
-  port.busy = port.first != kNone;
+  port.busy = bring_forward(port, at);
   port.free_at = at;
   if (!port.busy) return;
   Transfer& x = transfers_[port.first];
@@ -181,6 +222,10 @@ void LinkModel::advance(Time now, Notify notify) {
       port_free(event.subject, event.at, notify);
       continue;
     }
+    if (event.kind == Kind::may_begin) {
+      serve_if_idle(event.subject, event.at);
+      continue;
+    }
     release(event.subject);
     if (transfers_[event.subject].cancelled) continue;
     const Time at = to_time(event.at);
@@ -193,7 +238,8 @@ Time LinkModel::earliest_arrival(std::uint32_t transfer) const {
   const Transfer& x = transfers_[transfer];
   if (x.arrives >= 0) return to_time(x.arrives);
   const Network& network = network_of(x.send_port);
-  const Tick begins = send_ports_[x.send_port].free_at + (x.paid ? 0 : overhead_) + network.latency;
+  const Tick from = std::max(send_ports_[x.send_port].free_at, x.begun() ? 0 : x.begins);
+  const Tick begins = from + (x.paid ? 0 : overhead_) + network.latency;
   return to_time(std::max(begins, receive_free_[x.receive_port]) + ticks(network, x.moved, x.bytes));
 }
 

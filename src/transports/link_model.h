@@ -13,6 +13,8 @@
 //              arrivals, never a sender.
 // Bytes        Each payload byte counts byte_scale bytes. A frame counts frame_bytes, unscaled: 0 by
 //              default, because the cost formulas of the algorithms count payload only.
+// Giving way   A transfer that has not begun may be told to wait for a point in time. The port serves others
+//              meanwhile, or nobody.
 // Free         A rank that sends to itself occupies no port and takes no time.
 //
 // Two notices a transfer: `sent` when its last byte has left the send port, `arrived` when it has left the
@@ -64,10 +66,13 @@ class LinkModel {
 
   explicit LinkModel(const LinkOptions& options);  // throws UsageError as check() does
 
-  // A transfer of `payload_bytes` that is ready at `at`. The number that is returned is free for reuse after
-  // its `arrived`. `at` may lie before events that have happened: the transfer then starts as if it had been
-  // known, as far as its ports were idle.
-  std::uint32_t add(int from, int to, std::uint64_t payload_bytes, Time at);
+  // A transfer of `payload_bytes` that is ready at `at` and begins at `begins` or later. The number that is
+  // returned is free for reuse after its `arrived`. `at` may lie before events that have happened: the
+  // transfer then starts as if it had been known, as far as its ports were idle.
+  std::uint32_t add(int from, int to, std::uint64_t payload_bytes, Time at, Time begins = Time{0});
+  // Of this rank's transfers that have not begun, those for which `waits` holds begin at `until` or later,
+  // the others may begin now. `waits` may not call this object.
+  void give_way(int rank, Time until, Time now, FunctionRef<bool(std::uint32_t transfer)> waits);
   // No more notices of this transfer; what has not left the port never does. REQUIRES: not arrived.
   void cancel(std::uint32_t transfer);
 
@@ -76,7 +81,8 @@ class LinkModel {
   void advance(Time now, Notify notify);
 
   // Not before this time will the transfer arrive: exact once its last quantum has begun; before that, as if
-  // no other transfer were on its port. Only grows (while nothing is cancelled). REQUIRES: not arrived.
+  // no other transfer were on its port. Only grows, while nothing is cancelled or let begin earlier.
+  // REQUIRES: not arrived.
   Time earliest_arrival(std::uint32_t transfer) const;
 
   std::uint64_t events() const { return sequence_; }
@@ -95,8 +101,11 @@ class LinkModel {
     Tick arrives = -1;  // known when the last quantum has begun
     std::uint32_t send_port = 0, receive_port = 0;
     std::uint32_t next = kNone;  // on its send port
+    int from = 0;
+    Tick begins = 0;             // not before
     bool paid = false;           // the overhead
     bool cancelled = false;
+    bool begun() const { return paid || moved > 0 || arrives >= 0; }
   };
   struct SendPort {
     Tick free_at = 0;  // end of what it does, or since when it is idle
@@ -104,7 +113,7 @@ class LinkModel {
     bool busy = false;
     bool overhead = false;  // is being paid, for the first
   };
-  enum class Kind : std::uint8_t { port_free, arrived, own };
+  enum class Kind : std::uint8_t { port_free, may_begin, arrived, own };
   struct Event {
     Tick at;
     std::uint64_t sequence;
@@ -123,6 +132,8 @@ class LinkModel {
   void release(std::uint32_t transfer);
   void append(SendPort& port, std::uint32_t transfer);
   std::uint32_t take_first(SendPort& port);
+  bool bring_forward(SendPort& port, Tick at);
+  void serve_if_idle(std::uint32_t port, Tick at);
   void serve(std::uint32_t port, Tick at);
   void port_free(std::uint32_t port, Tick at, Notify notify);
 

@@ -44,6 +44,11 @@ class SendRecord final : public TransferRecord {
   Schedule schedule;
 };
 
+// Whether a send that has not begun leaves the link to urgent traffic of its rank (Transport::give_way).
+inline bool gives_way(const SendRecord& send) {
+  return send.operation.traffic != TrafficClass::blocking && !send.operation.waited_for;
+}
+
 // Where a received payload goes. Exactly one of:
 //   into      it must have exactly that many bytes, and is placed there (by the network card, the kernel, or
 //             one copy)

@@ -24,16 +24,36 @@ void ShapedNetwork::advance(Time now) {
   model_.advance(now - epoch_, notify);
 }
 
-Time ShapedNetwork::add(int from, Held& held, Time at, Time now) {
+Time ShapedNetwork::add(int from, Held& held, Time at, Time now, Time begins) {
   const std::lock_guard lock(mutex_);
   advance(now);
   held.transfer =
-      model_.add(from, held.record->peer, held.record->payload.size(), std::max(at - epoch_, Time{0}));
+      model_.add(from, held.record->peer, held.record->payload.size(), model_time(at), model_time(begins));
   if (held.transfer >= in_flight_.size()) in_flight_.resize(held.transfer + 1);
   in_flight_[held.transfer] = {from, &held};
   const Time prediction = model_.earliest_arrival(held.transfer);
   rank_at(from).predictions.push({prediction, &held, held.number});
   return prediction + epoch_;
+}
+
+Time ShapedNetwork::give_way(int from, Time until, Time now) {
+  const std::lock_guard lock(mutex_);
+  advance(now);
+  std::vector<Held*> may_begin;
+  const auto waits = [&](std::uint32_t transfer) {
+    Held& held = *in_flight_[transfer].second;
+    if (gives_way(*held.record)) return true;
+    may_begin.push_back(&held);
+    return false;
+  };
+  model_.give_way(from, model_time(until), model_time(now), waits);
+  Time earliest = kNever;
+  for (Held* held : may_begin) {
+    const Time at = model_.earliest_arrival(held->transfer);
+    rank_at(from).predictions.push({at, held, held->number});
+    earliest = std::min(earliest, at + epoch_);
+  }
+  return earliest;
 }
 
 void ShapedNetwork::cancel(int from, Held& held) {
@@ -64,7 +84,7 @@ Time ShapedNetwork::take_arrived(int from, Time now, std::vector<Held*>& out) {
 }
 
 ShapedTransport::ShapedTransport(Transport& inner, ShapedNetwork& network)
-    : inner_(inner), network_(network) {}
+    : Decorator(inner), network_(network) {}
 ShapedTransport::~ShapedTransport() = default;
 
 void ShapedTransport::post(SendRecord& send) noexcept {
@@ -81,7 +101,14 @@ void ShapedTransport::post(SendRecord& send) noexcept {
   held.key = {send.peer, send.id};
   order_.enter(held);
   const Time now = clock().now();
-  due_ = std::min(due_, network_.add(rank(), held, now - lag_, now));
+  const Time begins = now < gives_way_until_ && gives_way(send) ? gives_way_until_ : Time{0};
+  due_ = std::min(due_, network_.add(rank(), held, now - lag_, now, begins));
+}
+
+void ShapedTransport::give_way(Time until) noexcept {
+  gives_way_until_ = until;
+  due_ = std::min(due_, network_.give_way(rank(), until, clock().now()));
+  inner_.give_way(until);
 }
 
 void ShapedTransport::release(Held& held) {

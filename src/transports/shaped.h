@@ -18,10 +18,13 @@
 //              a time that starts when a rank hears of something and ends when it hears of something else
 //              may read up to catch_up short.
 //
+// Giving way  What has not begun to leave its port waits there for urgent traffic of its rank (give_way).
+//
 // First in, first out per flow is kept (flow_order.h): sharing in quanta lets a short message arrive before
 // a long one.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -30,6 +33,7 @@
 #include <queue>
 #include <vector>
 
+#include "transports/decorator.h"
 #include "transports/flow_order.h"
 #include "transports/link_model.h"
 #include "transports/records.h"
@@ -75,12 +79,16 @@ class ShapedNetwork {
   };
 
   // All with times of the transports' clock.
-  // Gives the earliest time at which it can arrive.
-  Time add(int from, Held& held, Time at, Time now);
+  // Gives the earliest time at which it can arrive. It begins at `begins` or later.
+  Time add(int from, Held& held, Time at, Time now, Time begins);
+  // What has not begun of this rank's less urgent sends begins at `until`, or when somebody waits for it.
+  // Gives the earliest time at which one that may begin now can arrive.
+  Time give_way(int from, Time until, Time now);
   void cancel(int from, Held& held);
   // Appends what has arrived of this rank's sends. Gives the earliest time at which more of them can.
   Time take_arrived(int from, Time now, std::vector<Held*>& out);
   void advance(Time now);
+  Time model_time(Time t) const { return t == kNever ? kNever : std::max(t - epoch_, Time{0}); }
   Rank& rank_at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   LinkOptions options_;
@@ -92,26 +100,21 @@ class ShapedNetwork {
   std::vector<std::pair<int, Held*>> in_flight_;  // by transfer; who holds it
 };
 
-class ShapedTransport final : public Transport {
+class ShapedTransport final : public Decorator {
  public:
   // REQUIRES: both outlive it; `inner` runs on the machine's clock (weft/clock.h, SteadyClock).
   ShapedTransport(Transport& inner, ShapedNetwork& network);
   ~ShapedTransport() override;  // REQUIRES: no record is left
 
   std::string_view name() const override { return "shaped"; }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  const Clock& clock() const override { return inner_.clock(); }
+  using Decorator::post;  // receives go straight through
   void post(SendRecord& send) noexcept override;
-  void post(RecvRecord& recv) noexcept override { inner_.post(recv); }
   void cancel(TransferRecord& record) noexcept override;
+  void give_way(Time until) noexcept override;
   bool poll() noexcept override;
   Time next_event() const override;
   void wait(Time until) noexcept override;
-  void wake() noexcept override { inner_.wake(); }
-  std::exception_ptr failure() const override { return inner_.failure(); }
   void close(const std::string& reason) noexcept override;
-  TrafficCounters counters() const override { return inner_.counters(); }
 
  private:
   using Held = ShapedNetwork::Held;
@@ -120,13 +123,13 @@ class ShapedTransport final : public Transport {
   void release(Held& held);
   void keep_own_time(Time now, bool any, Time cause);
 
-  Transport& inner_;
   ShapedNetwork& network_;
   std::deque<Held> pool_;
   std::vector<Held*> unused_;
   std::vector<Held*> ready_;  // to be handed over; null where it was cancelled
   FlowOrder order_;
   Time due_ = kNever;  // nothing that is held here arrives before
+  Time gives_way_until_{0};
   bool closed_ = false;
 
   // This rank's own time is the clock less lag_; while it is idle, its own time stands still.

@@ -71,6 +71,7 @@ class SimWorld::Rank final : public Transport {
   void post(SendRecord& send) noexcept override;
   void post(RecvRecord& recv) noexcept override;
   void cancel(TransferRecord& record) noexcept override;
+  void give_way(Time until) noexcept override;
   bool poll() noexcept override;
   Time next_event() const override { return kNever; }  // the loop polls when there is something
   void wait(Time) noexcept override {
@@ -113,6 +114,7 @@ class SimWorld::Rank final : public Transport {
   std::string farewell_;
   Pollable* pollable_ = nullptr;
   Time deadline_ = kNever;  // that stands in the set of deadlines
+  Time gives_way_until_{0};
   std::uint64_t sends_posted_ = 0;
   std::uint64_t dies_at_message_ = std::numeric_limits<std::uint64_t>::max();
   std::exception_ptr failure_;

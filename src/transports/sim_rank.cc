@@ -73,6 +73,15 @@ void SimWorld::Rank::cancel(TransferRecord& record) noexcept {
   if (auto& send = static_cast<SendRecord&>(record); send.observer != nullptr) send.observer->sent(send);
 }
 
+void SimWorld::Rank::give_way(Time until) noexcept {
+  gives_way_until_ = until;
+  const auto waits = [this](std::uint32_t transfer) {
+    const SendRecord* send = world_.in_flight[transfer]->send;
+    return send != nullptr && gives_way(*send);  // what was taken back makes room by going
+  };
+  world_.link.give_way(rank_, until, world_.clock.time, waits);
+}
+
 bool SimWorld::Rank::poll() noexcept {
   if (inbox_.empty()) return false;
   reading_.swap(inbox_);

@@ -169,6 +169,20 @@ TEST(Faulty, IsTransparentWithoutFaults) {
       std::all_of(payload.data(), payload.data() + 100, [](std::byte b) { return b == std::byte{7}; }));
 }
 
+TEST(Faulty, PassesOnThatUrgentTrafficIsUnderWay) {
+  struct Told final : Decorator {
+    using Decorator::Decorator;
+    void give_way(Time until) noexcept override { told = until; }
+    Time told{};
+  };
+  ThreadsWorld world(ThreadsOptions{.ranks = 1, .tamper = {}});
+  Told told(world.transport(0));
+  FaultyTransport faulty(told, {});
+  EXPECT_EQ(told.told, 0s);
+  faulty.give_way(5s);
+  EXPECT_EQ(told.told, 5s);
+}
+
 // Rank 0 sends `count` messages of one identity and one message of each of `count` others, all at once; rank
 // 1 notes the order in which the others arrive.
 Task<void> race(Comm comm, std::size_t count, std::vector<int>* same, std::vector<int>* others) {

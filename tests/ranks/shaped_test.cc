@@ -406,6 +406,40 @@ TEST(Shaped, WhatIsHeldGoesAheadOfAGoodbye) {
   });
 }
 
+// Seconds until a message that waits behind urgent traffic has arrived. 10 kB at 100 Mbit/s are 0.8 ms.
+double behind_urgent_traffic(TrafficClass traffic, Time holds, Time somebody_waits_after) {
+  Job job(link(2, "100mbit"));
+  Time begin{}, end{};
+  job.run([&](Comm comm) -> Task<void> {
+    std::vector<std::byte> bytes(10'000);
+    comm.operation().traffic = traffic;
+    if (comm.rank() == 1) {
+      Transfer received = comm.recv(0, 0, std::span(bytes));
+      co_await received;
+      end = now();
+      co_return;
+    }
+    begin = now();
+    if (holds > 0ms) job.transport(0).give_way(begin + holds);
+    Transfer sent = comm.send(1, 0, view(bytes));
+    if (somebody_waits_after != kNever) {
+      co_await comm.sleep_until(begin + somebody_waits_after);
+      comm.operation().waited_for = true;
+      job.transport(0).give_way(begin + holds);
+    }
+    co_await sent;
+  });
+  return seconds(end - begin);
+}
+
+TEST(Shaped, WhatHasNotBegunGivesWay) {
+  EXPECT_GE(behind_urgent_traffic(TrafficClass::gradient, 300ms, kNever), 0.3);
+  // Controls: nothing urgent, urgent itself, and somebody waits.
+  EXPECT_LT(behind_urgent_traffic(TrafficClass::gradient, 0ms, kNever), 0.2);
+  EXPECT_LT(behind_urgent_traffic(TrafficClass::blocking, 300ms, kNever), 0.2);
+  EXPECT_LT(behind_urgent_traffic(TrafficClass::gradient, 300ms, 20ms), 0.2);
+}
+
 TEST(Shaped, ARankReachesItselfAtOnce) {
   Job job(link(1, "8bit"));
   job.run([](Comm comm) -> Task<void> {

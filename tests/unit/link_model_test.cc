@@ -110,6 +110,48 @@ TEST(LinkModel, AShortMessageOvertakesALongOne) {
   EXPECT_EQ(seen[a].sent, 100'100ns);
 }
 
+TEST(LinkModel, WhatHasNotBegunGivesWay) {
+  const auto nothing = [](std::uint32_t, LinkNotice, Time) {};
+  for (const bool gives_way : {true, false}) {
+    LinkModel model(links(3));
+    const auto begun = model.add(0, 1, 1000, 0ns);
+    const auto waiting = model.add(0, 1, 300, 0ns);
+    const auto other = model.add(1, 2, 300, 0ns);  // another rank's
+    model.advance(50ns, nothing);
+    const auto who = [&](std::uint32_t id) { return id == waiting; };
+    if (gives_way) model.give_way(0, 5000ns, 50ns, who);
+    const auto urgent = model.add(0, 2, 300, 50ns);
+    const auto late = model.add(0, 1, 100, 60ns, gives_way ? 5000ns : 0ns);
+    auto seen = run(model);
+    EXPECT_EQ(seen[other].sent, 300ns);
+    if (gives_way) {
+      EXPECT_EQ(seen[urgent].sent, 600ns);  // begun urgent begun urgent begun urgent
+      EXPECT_EQ(seen[begun].sent, 1300ns);  // what has begun goes on
+      EXPECT_EQ(seen[late].sent, 5200ns);   // waiting late waiting waiting, from 5000 on
+      EXPECT_EQ(seen[waiting].sent, 5400ns);
+    } else {  // control: turns of four
+      EXPECT_GT(seen[urgent].sent, 600ns);
+      EXPECT_LT(seen[waiting].sent, 1300ns);
+    }
+  }
+}
+
+TEST(LinkModel, GivingWayEndsEarlyWhereItIsSaidSo) {
+  LinkModel model(links(2));
+  const auto nothing = [](std::uint32_t, LinkNotice, Time) {};
+  const auto everybody = [](std::uint32_t) { return true; };
+  const auto nobody = [](std::uint32_t) { return false; };
+  const auto id = model.add(0, 1, 100, 0ns, 9000ns);
+  EXPECT_EQ(model.earliest_arrival(id), 9600ns);
+  model.give_way(0, kNever, 10ns, everybody);
+  EXPECT_EQ(model.next_event(), 9000ns);  // of the first, which finds that it is to wait on
+  model.advance(9500ns, nothing);
+  EXPECT_EQ(model.next_event(), kNever) << "nothing is left to happen by itself";
+  model.give_way(0, kNever, 20'000ns, nobody);
+  EXPECT_EQ(model.earliest_arrival(id), 20'600ns);
+  EXPECT_EQ(run(model)[id].sent, 20'100ns);
+}
+
 TEST(LinkModel, SharingIsFair) {
   LinkModel model(links(5));
   std::vector<std::uint32_t> ids;
