@@ -20,6 +20,9 @@ constexpr Time from_seconds(double s) {
   return s >= 9.2e9 ? kNever : std::chrono::duration_cast<Time>(std::chrono::duration<double>(s));
 }
 
+// A point that lies `length` behind another; never, where there is no such point.
+constexpr Time later(Time point, Time length) { return point > kNever - length ? kNever : point + length; }
+
 class Clock {
  public:
   virtual ~Clock() = default;

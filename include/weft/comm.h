@@ -129,6 +129,7 @@ class Sleep final : public Wait {
  public:
   Sleep(Operation& op, Time until);
   bool abandon() noexcept override { return true; }
+  bool is_progress() const override { return false; }
   bool await_ready() const noexcept { return done; }
   void await_suspend(std::coroutine_handle<> h) noexcept { waiter = h; }
   void await_resume() const {

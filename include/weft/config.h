@@ -52,7 +52,8 @@ struct Config {
   std::string checksum = "remote";  // WEFT_CHECKSUM: remote, always
 
   // Failures
-  Time operation_timeout = 60s;  // WEFT_TIMEOUT
+  Time operation_timeout = 60s;  // WEFT_TIMEOUT: without progress
+  Time time_limit = kNever;      // WEFT_TIME_LIMIT: of an operation, whatever progress it makes
   Time connect_timeout = 30s;    // WEFT_CONNECT_TIMEOUT
   Time heartbeat = 200ms;        // WEFT_HEARTBEAT
   Time dead_after = 1s;          // WEFT_DEAD_AFTER: a silent peer is lost

@@ -19,9 +19,13 @@
 //     each other. The limit is hold_limit, or four times what was predicted of the traffic that holds
 //   - a message that finds no receiver gives its place in the window back (stall_limit): a limit on what is
 //     in flight must never keep a peer from what it needs
-//   - every operation has a deadline; half way to it the ranks compare what they call (src/engine/inquiry.h),
-//     so that one that calls something else is named. A failure (other than a UsageError of one call) fails
-//     every ticket in flight with the same cause and closes the transport with it, so that the peers stop too
+//   - every operation has a deadline, which counts from its last progress: bytes of its own that moved, a
+//     computation of its own that ended, a send of its own that stands in a queue which moves, a ticket that
+//     it awaits and that makes progress; or any of that on another rank, which the ranks of an operation that
+//     takes long tell each other (src/engine/inquiry.h). They compare what they call as well, so that one
+//     that calls something else is named
+//   - a failure (other than a UsageError of one call) fails every ticket in flight with the same cause and
+//     closes the transport with it, so that the peers stop too
 #pragma once
 
 #include <atomic>
@@ -53,7 +57,8 @@ struct EngineOptions {
   Time hold_limit = 50ms;        // at least; longer where longer traffic is predicted. kNever: never age
   Time stall_limit = 10ms;  // a message in the transport for longer than this and four times what the window
                             // needs on the link no longer counts against the window
-  Time operation_timeout = 60s;  // deadline of an operation that names none
+  Time operation_timeout = 60s;  // without progress, of an operation that names none
+  Time time_limit = kNever;      // from start to end, whatever progress is made; of one that names none
   Trace* trace = nullptr;        // filled while the engine lives
 };
 
@@ -65,7 +70,8 @@ struct SubmitOptions {
       std::nullopt;        // of the plan row; none: the group's next number, so all ranks submit in one order
   std::uint32_t step = 0;  // training step
   bool local = false;      // it sends and receives nothing, so it has no identity
-  Time timeout{};          // 0: the engine's
+  Time timeout{};          // without progress; 0: the engine's
+  Time time_limit{};       // from start to end, whatever progress is made; 0: the engine's
   // affects speed only
   bool holds = false;  // of a blocking one: other traffic is held back from its submission to its end
   double predicted_seconds = 0;  // of one that holds, where it can be told: held traffic ages later
@@ -87,8 +93,8 @@ class Ticket {
   // has one.
   void wait() const;
   std::exception_ptr error() const;  // REQUIRES: done()
-  // Calls `f` on the engine's thread when the operation has ended, at once if it has. No wait: held traffic
-  // stays held.
+  // Calls `f` on the engine's thread when the operation has ended, here and at once if it has. No wait: held
+  // traffic stays held. One that throws on the engine's thread fails the engine: nobody else would hear it.
   void then(std::function<void()> f) const;
 
   // On the engine's clock. REQUIRES: done().
@@ -101,6 +107,8 @@ class Ticket {
   // A coroutine awaits a ticket: co_await ticket.
   class Awaiter;
   Awaiter operator co_await() const;
+  // Awaits the end alone: throws nothing, and is not hurried by a failure of the operation that awaits.
+  Awaiter ended() const;
 
  private:
   std::shared_ptr<detail::Submission> submission_;
@@ -162,7 +170,11 @@ class Engine final : public Pollable {
   friend struct detail::Submission;
   void accept(std::shared_ptr<detail::Submission> submission);
   void finish(detail::Submission& submission, std::exception_ptr error);
+  Time own_progress(const detail::Submission& submission, int depth = 0) const;
+  Time last_progress(const detail::Submission& submission) const;
+  Time deadline_of(const detail::Submission& submission) const;
   void doubt(detail::Submission& submission);
+  void look_at_deadline(detail::Submission& submission);
   void expired(detail::Submission& submission);
   void fail(std::exception_ptr cause) noexcept;
   void close_when_empty() noexcept;
@@ -203,26 +215,43 @@ class CommunicationThread {
   std::thread thread_;
 };
 
-// The await of a ticket: counts as waiting for it.
+// The await of a ticket: counts as waiting for it. In an operation it ends with the operation's failure.
 class Ticket::Awaiter {
  public:
-  explicit Awaiter(std::shared_ptr<detail::Submission> submission) : submission_(std::move(submission)) {}
+  enum class For : std::uint8_t { result, end };
+  Awaiter(std::shared_ptr<detail::Submission> submission, For what)
+      : submission_(std::move(submission)), for_(what) {}
+  Awaiter(const Awaiter&) = delete;
+  Awaiter& operator=(const Awaiter&) = delete;
   bool await_ready() const noexcept;
   template <class Promise>
   bool await_suspend(std::coroutine_handle<Promise> parent) {
-    return enlist(parent, *parent.promise().executor);
+    return enlist(parent, *parent.promise().executor, parent.promise().operation);
   }
   void await_resume() const;
 
  private:
   friend class Engine;
-  bool enlist(std::coroutine_handle<> waiter, Executor& executor);
-  struct Resume : Remote {
-    std::coroutine_handle<> waiter;
+  // As the operation that awaits sees it.
+  struct Link final : Wait {
+    Link(Operation& op, Awaiter& owner) : Wait(op), awaiter(owner) {}
+    bool abandon() noexcept override { return awaiter.withdraw(); }
+    bool is_progress() const override { return false; }  // unless the ticket's operation makes some
+    Awaiter& awaiter;
   };
+  struct Resume : Remote {
+    Awaiter* awaiter = nullptr;
+  };
+  bool enlist(std::coroutine_handle<> waiter, Executor& executor, Operation* operation);
+  bool withdraw() noexcept;  // false if the ticket has told of its end
+  void resume();
+
   std::shared_ptr<detail::Submission> submission_;
+  For for_;
   Resume resume_;
   Executor* executor_ = nullptr;
+  std::coroutine_handle<> waiter_;
+  std::optional<Link> link_;
   Awaiter* next_ = nullptr;
 };
 

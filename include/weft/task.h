@@ -36,6 +36,7 @@
 
 namespace weft {
 
+struct Operation;
 template <class T = void>
 class Task;
 
@@ -94,6 +95,7 @@ class PromiseBase {
   void unhandled_exception() noexcept { error = std::current_exception(); }
 
   Executor* executor = nullptr;
+  Operation* operation = nullptr;  // that it is part of, where an engine runs it
   std::coroutine_handle<> continuation;
   std::size_t* siblings = nullptr;  // when_all: how many children still run
   bool started_inline = false;      // inside the resume() that started it
@@ -162,10 +164,17 @@ class [[nodiscard]] Task {
     return handle_.promise().take();
   }
 
+  // The same, as a part of what `parent` is part of.
+  void start_below(const detail::PromiseBase& parent, std::coroutine_handle<> continuation,
+                   std::size_t* siblings = nullptr) {
+    handle_.promise().operation = parent.operation;
+    start(*parent.executor, continuation, siblings);
+  }
+
   bool await_ready() const noexcept { return false; }
   template <class Promise>
   bool await_suspend(std::coroutine_handle<Promise> parent) {
-    start(*parent.promise().executor, parent);
+    start_below(parent.promise(), parent);
     return !handle_.done();
   }
   T await_resume() { return result(); }
@@ -196,7 +205,7 @@ class WhenAll {
     running_ =
         tasks_.size() + 1;  // one for this call, so that no child resumes the parent before all are started
     for (Task<void>& task : tasks_) {
-      task.start(*parent.promise().executor, parent, &running_);
+      task.start_below(parent.promise(), parent, &running_);
       if (task.done()) --running_;
     }
     return --running_ > 0;

@@ -50,6 +50,8 @@ class Wait {
   // Lets go of everything that is not done yet, so that complete() may follow at once. False if it cannot be
   // hurried (a computation on the worker pool): it then completes by itself.
   virtual bool abandon() noexcept = 0;
+  // Its end is progress of the operation: bytes have moved, or something was computed.
+  virtual bool is_progress() const { return true; }
   void complete(std::exception_ptr failure =
                     nullptr) noexcept;  // at most once; resumes the waiter through the executor
 
@@ -79,6 +81,7 @@ struct Operation {
   Executor* executor = nullptr;
   WorkerPool* pool = nullptr;  // null: computations run inline
   Time started{};
+  Time progressed{};  // when a transfer or a computation of it last ended well
 
   std::exception_ptr failure;  // once set, every send, receive and await of this operation throws it
   bool waited_for = false;     // a thread or a driver waits for the ticket: held micro-ops start at once

@@ -19,8 +19,9 @@ namespace {
 struct Root {
   struct promise_type : detail::PromiseBase {
     template <class End>
-    promise_type(Executor& runs_on, Submission&, End&) {
+    promise_type(Executor& runs_on, Submission& submission, End&) {
       executor = &runs_on;
+      operation = &submission.operation;
     }
     Root get_return_object() noexcept { return {}; }
     std::suspend_never initial_suspend() noexcept { return {}; }
@@ -94,6 +95,15 @@ const TransferRecord* culprit(const Operation& operation) {
   return found;
 }
 
+// "; waiting for rank 2 at hop 3 for 1.5 s"
+std::string waits_for(const TransferRecord* wait, Time now) {
+  if (wait == nullptr) return "";
+  const bool receive = dynamic_cast<const RecvRecord*>(wait) != nullptr;
+  return (receive ? "; waiting for rank " : "; not taken by rank ") + std::to_string(wait->peer) +
+         " at hop " + std::to_string(wait->id.hop) + " for " + std::to_string(seconds(now - wait->posted)) +
+         " s";
+}
+
 // What is said to take longer takes this long: nobody is held back for hours.
 constexpr double kLongestPrediction = 3600;
 
@@ -104,13 +114,21 @@ Time prediction(double predicted_seconds, const char* call) {
 }
 
 Task<void> all_ended(Comm, std::vector<Ticket> tickets) {
-  for (const Ticket& ticket : tickets) {
-    try {
-      co_await ticket;
-    } catch (...) {
-      continue;  // the error is the ticket's own
-    }
-  }
+  for (const Ticket& ticket : tickets) co_await ticket.ended();
+}
+
+// How much of its timeout an operation uses before its ranks tell each other how they stand, how often they
+// do, and how often each looks at what it was told.
+constexpr int kTellsAfter = 2, kTells = 4, kListens = 16;
+// Of tickets that await tickets; a longer chain only loses the progress of its end.
+constexpr int kDeepest = 8;
+
+// "made no progress for 60 s, 75.2 s after its start"
+std::string what_passed(const Submission& s, Time now) {
+  const auto text = [](Time t) { return std::to_string(seconds(t)) + " s"; };
+  if (now >= later(s.started, s.time_limit)) return "did not end within " + text(s.time_limit);
+  if (now - s.started < s.timeout + s.timeout / kListens) return "did not end within " + text(s.timeout);
+  return "made no progress for " + text(s.timeout) + ", " + text(now - s.started) + " after its start";
 }
 
 }  // namespace
@@ -148,11 +166,11 @@ Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* p
       endpoint_(std::make_unique<Endpoint>(*scheduler_, executor_, pool)),
       identities_(std::make_unique<Identities>()) {
   if (options.hold_limit < Time{0} || options.stall_limit <= Time{0} ||
-      options.operation_timeout <= Time{0}) {
-    throw UsageError("engine: hold_limit, stall_limit and operation_timeout must be positive");
+      options.operation_timeout <= Time{0} || options.time_limit <= Time{0}) {
+    throw UsageError("engine: hold_limit, stall_limit, operation_timeout and time_limit must be positive");
   }
   scheduler_->set_endpoint(*endpoint_);
-  executor_.set_wake([this] { transport_.wake(); });
+  executor_.set_wake([&transport] { transport.wake(); });
 }
 
 Engine::~Engine() { shut_down(nullptr); }
@@ -166,13 +184,15 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
   if (options.slot && (*options.slot & kUnnamed) != 0) {
     throw UsageError("submit: a slot must be below " + std::to_string(kUnnamed));
   }
-  if (options.timeout < Time{0}) throw UsageError("submit: the timeout is negative");
+  if (options.timeout < Time{0} || options.time_limit < Time{0})
+    throw UsageError("submit: the timeout or the time limit is negative");
   if (options.holds && options.traffic != TrafficClass::blocking)
     throw UsageError("submit: only a blocking operation holds the others back");
   const Time predicted = prediction(options.predicted_seconds, "submit");
   auto submission = std::allocate_shared<Submission>(detail::ArenaAllocator<Submission>(arena_), *this, comm,
                                                      options, std::move(make));
   submission->timeout = options.timeout == Time{0} ? options_.operation_timeout : options.timeout;
+  submission->time_limit = options.time_limit == Time{0} ? options_.time_limit : options.time_limit;
   submission->predicted = predicted;
   submission->submitted = executor_.now();
   if (!options.local) identities_->enter(*submission);
@@ -245,10 +265,9 @@ void Engine::accept(std::shared_ptr<Submission> submission) {
                              TransportError(TransportError::Kind::closed, -1, "the engine is shut down")));
     return;
   }
-  if (s.timeout != kNever) {
-    executor_.arm(s.deadline, s.started + s.timeout);
-    executor_.arm(s.doubts, s.started + s.timeout / 2);
-  }
+  if (const Time due = deadline_of(s); due != kNever) executor_.arm(s.deadline, due);
+  if (s.timeout != kNever && !s.operation.local)
+    executor_.arm(s.doubts, later(s.started, s.timeout / kTellsAfter));
   try {
     s.task = s.make(s.comm.bound(s.operation));
   } catch (...) {
@@ -300,19 +319,66 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
     awaiters = awaiter.next_;
     awaiter.executor_->post(awaiter.resume_);
   }
-  for (const std::function<void()>& f : continuations) f();
+  for (const std::function<void()>& f : continuations) {
+    try {
+      f();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
   if (error && !failure_ && !is_usage_error(error)) fail(error);
 }
 
-// Asks once, then looks at the answers from time to time.
+// Of this rank's part of the operation.
+Time Engine::own_progress(const Submission& s, int depth) const {
+  Time last = std::max(s.started, s.operation.progressed);
+  for (const Wait* wait = s.operation.first_pending(); wait != nullptr;
+       wait = Operation::next_pending(*wait)) {
+    if (const auto* send = dynamic_cast<const SendRecord*>(wait)) {
+      if (send->schedule.stage == SendRecord::Stage::queued) last = std::max(last, scheduler_->last_start());
+    } else if (const auto* link = dynamic_cast<const Ticket::Awaiter::Link*>(wait)) {
+      const Submission& awaited =
+          *link->awaiter.submission_;  // another engine's is its own thread's business
+      if (&awaited.engine == this && depth < kDeepest)
+        last = std::max(last, own_progress(awaited, depth + 1));
+    }
+  }
+  return last;
+}
+
+// On any rank, as far as it is known here.
+Time Engine::last_progress(const Submission& s) const {
+  return std::max(own_progress(s), s.inquiry ? s.inquiry->progressed() : Time{0});
+}
+
+Time Engine::deadline_of(const Submission& s) const {
+  return std::min(later(last_progress(s), s.timeout), later(s.started, s.time_limit));
+}
+
+// Tells the others how this rank stands, and looks at what they tell.
 void Engine::doubt(Submission& s) {
   if (failure_) return;
+  const Time now = executor_.now();
   if (!s.inquiry) s.inquiry.emplace(s.comm, s.operation);
+  if (s.told == Time{0} || now >= s.told + s.timeout / kTells) {
+    s.inquiry->tell(now, own_progress(s));
+    s.told = now;
+  }
+  s.inquiry->listen(now);
   if (std::exception_ptr disagreement = s.inquiry->disagreement()) {
     fail(std::move(disagreement));
     return;
   }
-  executor_.arm(s.doubts, executor_.now() + std::max(s.timeout / 16, Time{1ms}));
+  executor_.arm(s.doubts, later(now, std::max(s.timeout / kListens, Time{1ms})));
+}
+
+void Engine::look_at_deadline(Submission& s) {
+  const Time now = executor_.now();
+  if (s.inquiry) s.inquiry->listen(now);
+  if (const Time due = deadline_of(s); due > now)
+    executor_.arm(s.deadline, due);
+  else
+    expired(s);
 }
 
 void Engine::expired(Submission& s) {
@@ -323,15 +389,10 @@ void Engine::expired(Submission& s) {
     }
   }
   const TransferRecord* wait = culprit(s.operation);
-  const double waited = seconds(executor_.now() - s.started);
-  std::string what = "rank " + std::to_string(transport_.rank()) + ": " + title(s.operation) +
-                     " did not end within " + std::to_string(seconds(s.timeout)) + " s";
-  if (wait != nullptr) {
-    const bool receive = dynamic_cast<const RecvRecord*>(wait) != nullptr;
-    what += receive ? "; waiting for rank " : "; not taken by rank ";
-    what += std::to_string(wait->peer) + " at hop " + std::to_string(wait->id.hop) + " for " +
-            std::to_string(seconds(executor_.now() - wait->posted)) + " s";
-  }
+  const Time now = executor_.now();
+  const double waited = seconds(now - s.started);
+  std::string what = "rank " + std::to_string(transport_.rank()) + ": " + title(s.operation) + " " +
+                     what_passed(s, now) + waits_for(wait, now);
   int peer = wait != nullptr ? wait->peer : -1;
   const std::vector<int> silent = s.inquiry ? s.inquiry->silent() : std::vector<int>();
   if (!silent.empty()) {

@@ -22,8 +22,6 @@ constexpr std::size_t kWide = 16;
 constexpr Time kQuiet = 1s;                // without urgent traffic, before the window widens
 constexpr std::size_t kShort = 16 * 1024;  // a message up to this is gone too soon to count as traffic
 
-Time later(Time t, Time by) { return by == kNever || t == kNever ? kNever : t + by; }
-
 }  // namespace
 
 void Scheduler::List::push(SendRecord& send) {
@@ -58,6 +56,7 @@ void Scheduler::post(SendRecord& send) noexcept {
       urgent_predicted_ +=
           from_seconds(cost.hop_seconds + static_cast<double>(send.payload.size()) * cost.seconds_per_byte);
     }
+    if (send.id.hop != kAskingHop) last_start_ = send.schedule.queued;
     inner_.post(send);
     look_at_hold();  // a short message is gone by now and has held nothing
     return;
@@ -81,6 +80,7 @@ void Scheduler::start(SendRecord& send, Time now, bool aged) {
   send.schedule.aged = aged;
   moving_.push(send);
   moving_bytes_ += send.payload.size();
+  last_start_ = now;
   inner_.post(send);
 }
 

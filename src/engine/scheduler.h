@@ -63,6 +63,7 @@ class Scheduler final : public Decorator, public SendObserver {
   // Takes note of what holds now, and tells the transport if that has changed.
   void look_at_hold();
   void end_hold_span();  // in the trace
+  Time last_start() const { return last_start_; }  // of a send: the queue has moved
   // Starts what may start. True if anything did.
   bool pump() noexcept;
   Time next_deadline() const;
@@ -94,6 +95,7 @@ class Scheduler final : public Decorator, public SendObserver {
   List moving_;  // counts against the window, in order of start
   std::size_t moving_bytes_ = 0;
   Time last_urgent_;  // when a long blocking message left; before the first, since when there has been none
+  Time last_start_{};
   bool look_again_ = false;
   Time next_aging_ = kNever;
 

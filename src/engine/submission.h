@@ -67,7 +67,7 @@ struct Submission {
     explicit Deadline(Submission& s)
         : Timer([](Timer& timer) {
             Submission& self = static_cast<Deadline&>(timer).submission;
-            self.engine.expired(self);
+            self.engine.look_at_deadline(self);
           }),
           submission(s) {}
     Submission& submission;
@@ -97,7 +97,8 @@ struct Submission {
   Deadline deadline;
   Doubts doubts;
   std::optional<Inquiry> inquiry;  // from half of its time on
-  Time timeout{};
+  Time told{};                     // when a note of it last went out
+  Time timeout{}, time_limit{};
   Time predicted{};
   bool holds = false;
   Time submitted{}, started{}, finished{};

@@ -27,6 +27,8 @@ void Wait::complete(std::exception_ptr failure) noexcept {
   if (next_ != nullptr) next_->previous_ = previous_;
   done = true;
   error = std::move(failure);
+  if (!error && operation.executor != nullptr && is_progress())
+    operation.progressed = operation.executor->now();
   if (waiter) operation.executor->ready(waiter);
 }
 

@@ -422,7 +422,7 @@ Mesh Rendezvous::run() {
     } else {
       call(0, master_);
     }
-    const Time deadline = started_ + options_.connect_timeout + (leads() ? 0ms : kGrace);
+    const Time deadline = later(later(started_, options_.connect_timeout), leads() ? 0ms : kGrace);
     while (!done_ && !error_) {
       // Rank 0 itself: no grace, it is the one that knows who is missing.
       const bool alone = !leads() && !member(0).socket;

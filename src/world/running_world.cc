@@ -10,6 +10,7 @@ EngineOptions engine_options(const RunningWorld::Parts& parts) {
           .hold_limit = parts.config->hold_limit,
           .stall_limit = parts.config->stall_limit,
           .operation_timeout = parts.config->operation_timeout,
+          .time_limit = parts.config->time_limit,
           .trace = parts.trace};
 }
 

@@ -349,6 +349,68 @@ TEST(Ticket, CoroutinesAwaitAndContinuationsRun) {
   EXPECT_EQ(continued.load(), 4);
 }
 
+Task<void> await_one(Ticket ticket) { co_await ticket; }
+
+TEST(Ticket, WhoAwaitsOneKeepsItsOwnDeadline) {
+  Ranks ranks(2);
+  int got = 0;
+  const Ticket stuck = ranks[0].submit(ranks[0].world(), {.name = "stuck", .slot = 1, .timeout = 60s},
+                                       [&](Comm comm) { return shift(comm, got); });
+  const auto start = std::chrono::steady_clock::now();
+  const Ticket waiter = ranks[0].submit(ranks[0].world(), {.name = "waiter", .local = true, .timeout = 100ms},
+                                        [stuck](Comm) { return await_one(stuck); });
+  EXPECT_NE(error_of(waiter).find("waiter did not end within 0.1"), std::string::npos) << error_of(waiter);
+  EXPECT_THROW(waiter.wait(), TimeoutError);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
+  EXPECT_EQ(error_of(stuck), error_of(waiter)) << "one cause for all";
+}
+
+TEST(Ticket, AContinuationThatThrowsFailsTheEngineAndNotTheProcess) {
+  Ranks ranks(1);
+  int got = -1;
+  std::atomic<bool> other{false};
+  ranks[0].hold();  // until both continuations are there
+  const Ticket ticket = ranks[0].submit(ranks[0].world(), {.slot = 1},
+                                        [&](Comm comm) { return compute_for(comm, 20ms, false); });
+  ticket.then([] { throw std::runtime_error("a bad continuation"); });
+  ticket.then([&] { other = true; });
+  EXPECT_EQ(error_of(ticket), "") << "the operation itself went well";
+  const Ticket after = ranks[0].submit(ranks[0].world(), {.slot = 2}, [&](Comm c) { return shift(c, got); });
+  EXPECT_EQ(error_of(after), "a bad continuation");
+  EXPECT_TRUE(other);
+}
+
+// One message every 200 ms: late for a limit on the whole, never for one that counts from the last progress.
+Task<void> slow_talk(Comm comm, std::span<std::byte> memory) {
+  for (std::uint32_t hop = 0; hop < 8; ++hop) {
+    if (comm.rank() == 0) co_await comm.sleep_until(comm.now() + 200ms);
+    Transfer received = comm.recv(comm.before(1), hop, memory.first(1));
+    Transfer sent = comm.send(comm.after(1), hop, memory.last(1));
+    co_await received;
+    co_await sent;
+  }
+}
+
+TEST(Engine, ADeadlineCountsFromTheLastProgress) {
+  for (const Time limit : {Time(kNever), Time(1s)}) {
+    Ranks ranks(2);
+    std::vector<std::byte> memory[2] = {std::vector<std::byte>(2), std::vector<std::byte>(2)};
+    std::vector<Ticket> tickets;
+    for (int r = 0; r < 2; ++r) {
+      const std::span<std::byte> mine(memory[r]);
+      tickets.push_back(ranks[r].submit(ranks[r].world(),
+                                        {.name = "slow", .slot = 1, .timeout = 1s, .time_limit = limit},
+                                        [mine](Comm comm) { return slow_talk(comm, mine); }));
+    }
+    const std::string errors[2] = {error_of(tickets[0]), error_of(tickets[1])};
+    if (limit == kNever) {
+      EXPECT_EQ(errors[0] + errors[1], "");
+    } else {
+      EXPECT_NE((errors[0] + errors[1]).find("did not end within 1.0"), std::string::npos) << errors[0];
+    }
+  }
+}
+
 // Gradients in flight while blocking operations come and go: the trace shows that nothing started when it
 // must not.
 void mixed_traffic(Ranks& ranks) {

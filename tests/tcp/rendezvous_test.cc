@@ -52,6 +52,13 @@ TEST(TcpRendezvous, RanksMayStartInAnyOrder) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+TEST(TcpRendezvous, ADeadlineMayBeNever) {
+  TcpOptions options = job_options(2);
+  options.connect_timeout = kNever;
+  for (const std::exception_ptr& error : run_ranks_caught(options, [](Transport&, BareRank&) {}))
+    EXPECT_EQ(text_of(error), "");
+}
+
 TEST(TcpRendezvous, ManyJobsInARowOnOnePort) {
   const TcpOptions options = job_options(3);
   for (int i = 0; i < 20; ++i) run_ranks(options, [](Transport&, BareRank&) {});

@@ -46,6 +46,13 @@ TEST(Units, Durations) {
   EXPECT_EQ(duration_text(50ms), "50 ms");
 }
 
+TEST(Clock, NeverIsNotPassed) {
+  static_assert(later(5s, 3s) == 8s);
+  static_assert(later(5s, kNever) == kNever && later(kNever, 5s) == kNever &&
+                later(Time{0}, kNever) == kNever);
+  static_assert(later(kNever - 1s, 2s) == kNever);
+}
+
 Config from(std::map<std::string, std::string> environment) {
   std::vector<std::string> names;
   for (const auto& [name, value] : environment) names.push_back(name);
