@@ -48,6 +48,8 @@
 
 namespace weft {
 
+class Log;
+
 struct EngineOptions {
   // affects results: nothing
   // affects speed only
@@ -60,6 +62,7 @@ struct EngineOptions {
   Time operation_timeout = 60s;  // without progress, of an operation that names none
   Time time_limit = kNever;      // from start to end, whatever progress is made; of one that names none
   Trace* trace = nullptr;        // filled while the engine lives
+  Log* log = nullptr;            // outlives the engine
 };
 
 struct SubmitOptions {
@@ -175,6 +178,7 @@ class Engine final : public Pollable {
   Time deadline_of(const detail::Submission& submission) const;
   void doubt(detail::Submission& submission);
   void look_at_deadline(detail::Submission& submission);
+  void tell_log(const detail::Submission& submission, Time now) const;
   void expired(detail::Submission& submission);
   void fail(std::exception_ptr cause) noexcept;
   void close_when_empty() noexcept;

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "engine/scheduler.h"
 #include "engine/submission.h"
 #include "transports/match_table.h"
@@ -362,14 +363,31 @@ void Engine::doubt(Submission& s) {
   if (!s.inquiry) s.inquiry.emplace(s.comm, s.operation);
   if (s.told == Time{0} || now >= s.told + s.timeout / kTells) {
     s.inquiry->tell(now, own_progress(s));
+    s.inquiry->listen(now);
+    tell_log(s, now);
     s.told = now;
+  } else {
+    s.inquiry->listen(now);
   }
-  s.inquiry->listen(now);
   if (std::exception_ptr disagreement = s.inquiry->disagreement()) {
     fail(std::move(disagreement));
     return;
   }
   executor_.arm(s.doubts, later(now, std::max(s.timeout / kListens, Time{1ms})));
+}
+
+// A slow operation that moves is worth a line to those who ask; one that stands still, to everybody.
+void Engine::tell_log(const Submission& s, Time now) const {
+  if (options_.log == nullptr) return;
+  const bool moves = now - last_progress(s) < s.timeout / kTells;
+  const LogLevel level = moves ? LogLevel::info : LogLevel::warning;
+  if (!options_.log->enabled(level)) return;
+  // The first note of this rank may have come before those of the others.
+  const std::vector<int> silent = s.told == Time{0} ? std::vector<int>() : s.inquiry->silent();
+  options_.log->write(
+      level, title(s.operation) + " has taken " + std::to_string(seconds(now - s.started)) + " s" +
+                 (moves ? " and moves" : " and stands still") + waits_for(culprit(s.operation), now) +
+                 (silent.empty() ? "" : "; nothing heard of it from rank " + list_of(silent)));
 }
 
 void Engine::look_at_deadline(Submission& s) {
@@ -405,6 +423,10 @@ void Engine::expired(Submission& s) {
 void Engine::fail(std::exception_ptr cause) noexcept {
   if (failure_) return;
   failure_ = std::move(cause);
+  if (options_.log != nullptr && options_.log->enabled(LogLevel::info)) {
+    options_.log->info("the job ends here, with " + std::to_string(running_.size()) +
+                       " operations in flight: " + text_of(failure_));
+  }
   for (const std::shared_ptr<Submission>& s : running_) s->operation.fail(failure_);
 }
 

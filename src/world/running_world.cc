@@ -1,17 +1,20 @@
 #include "world/running_world.h"
 
+#include "base/units.h"
+
 namespace weft {
 
 namespace {
 
-EngineOptions engine_options(const RunningWorld::Parts& parts) {
+EngineOptions engine_options(const RunningWorld::Parts& parts, Log& log) {
   return {.priority = parts.priority,
           .window_bytes = parts.config->window_bytes,
           .hold_limit = parts.config->hold_limit,
           .stall_limit = parts.config->stall_limit,
           .operation_timeout = parts.config->operation_timeout,
           .time_limit = parts.config->time_limit,
-          .trace = parts.trace};
+          .trace = parts.trace,
+          .log = &log};
 }
 
 // The endpoint is read on the engine's thread, so it is set there too. REQUIRES (references): as
@@ -26,12 +29,21 @@ Task<void> settle(Comm comm, const LinkCost* known, const Config& config) {
 }  // namespace
 
 RunningWorld::RunningWorld(Transport& transport, const Parts& parts)
-    : name_(transport.name()), engine_(transport, engine_options(parts), parts.pool), thread_(engine_) {
+    : name_(transport.name()),
+      log_(parts.config->log, transport.rank()),
+      engine_(transport, engine_options(parts, log_), parts.pool),
+      thread_(engine_) {
   const Config& config = *parts.config;
   const LinkCost* known = parts.known_cost;
   const SubmitOptions options = {
       .name = "calibrate", .traffic = TrafficClass::blocking, .timeout = config.connect_timeout};
+  log_.info("connected: rank " + std::to_string(transport.rank()) + " of " +
+            std::to_string(transport.size()) + " over " + name_);
   run(options, [&config, known](Comm comm) { return settle(comm, known, config); });
+  if (!log_.enabled(LogLevel::info)) return;
+  const LinkCost& cost = engine_.world().cost();
+  log_.info("a hop takes " + duration_text(from_seconds(cost.hop_seconds)) + ", a port carries " +
+            std::to_string(1e-6 / cost.seconds_per_byte) + " MB/s");
 }
 
 }  // namespace weft

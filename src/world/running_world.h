@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "base/log.h"
 #include "weft/world.h"
 #include "world/calibrate.h"
 
@@ -27,6 +28,7 @@ class RunningWorld : public World {
 
  private:
   std::string name_;
+  Log log_;
   Engine engine_;
   CommunicationThread thread_;
 };

@@ -123,6 +123,32 @@ TEST(World, BadRankCounts) {
   EXPECT_THROW(run_ranks(-3, [](World&) {}), UsageError);
 }
 
+// What a job of two ranks writes while rank 1 comes late to an operation.
+std::string logged(const std::string& level) {
+  RunOptions options;
+  options.config.log = level;
+  testing::internal::CaptureStderr();
+  run_ranks(2, options, [](World& world) {
+    const auto late = [](Comm comm) -> Task<void> {
+      if (comm.rank() == 1) co_await comm.sleep_until(comm.now() + 1400ms);
+      co_await barrier(comm);
+    };
+    world.run({.name = "late", .slot = 1, .timeout = 2s}, late);
+  });
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(World, LogsWhatItIsAskedTo) {
+  const std::string info = logged("info");
+  for (const char* part : {"[rank 0] connected: rank 0 of 2 over threads", "[rank 1] connected: rank 1 of 2",
+                           "[rank 0] late (slot 1, step 0) has taken 1.", "waiting for rank 1"})
+    EXPECT_NE(info.find(part), std::string::npos) << part << " in: " << info;
+  const std::string warning = logged("warning");
+  EXPECT_EQ(warning.find("connected"), std::string::npos) << warning;
+  EXPECT_NE(warning.find("and stands still"), std::string::npos) << warning;
+  EXPECT_EQ(logged("off"), "");
+}
+
 TEST(World, TrafficCountsPayloadAndFrames) {
   run_ranks(2, [](World& world) {
     world.barrier();

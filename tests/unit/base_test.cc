@@ -137,5 +137,16 @@ TEST(Log, LevelsAreNamed) {
   EXPECT_FALSE(log.enabled(LogLevel::info));
 }
 
+TEST(Log, ALineHasLevelAndRank) {
+  Log log("info", 3);
+  testing::internal::CaptureStderr();
+  log.info("a line");
+  log.debug("another");  // control: below the level
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (const char* part : {"info", "rank 3", "a line"})
+    EXPECT_NE(said.find(part), std::string::npos) << part << " in: " << said;
+  EXPECT_EQ(said.find("another"), std::string::npos) << said;
+}
+
 }  // namespace
 }  // namespace weft
