@@ -57,7 +57,7 @@ void plan_by(World& world, const LinkCost& link) {
     comm.endpoint().set_cost(figures);  // the engine's thread owns it
     co_return;
   };
-  world.run({.name = "link figures", .slot = 0}, [&](Comm comm) { return write(comm, link); });
+  world.run({.name = "link figures", .local = true}, [&](Comm comm) { return write(comm, link); });
 }
 
 void on_all_ranks(World& world, const std::function<void()>& f) {

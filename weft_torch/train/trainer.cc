@@ -35,7 +35,7 @@ std::size_t micro_op_bytes_of(World& world) {
     into = comm.micro_op_bytes();
     co_return;
   };
-  world.run({.name = "longest message", .slot = 0}, [&](Comm comm) { return read(comm, out); });
+  world.run({.name = "longest message", .local = true}, [&](Comm comm) { return read(comm, out); });
   return out;
 }
 
