@@ -6,6 +6,7 @@ its place, where the core reads its gradient and writes its average. float64 mod
 and float16 are summed and averaged as float32.
 """
 
+import threading
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -67,6 +68,8 @@ class Compression:
         self.parameters = [p for _, p in named]
         self.not_finite = not_finite
         self.find_unused = find_unused
+        # Autograd has a thread a device, and the core takes one call at a time. Whoever looks before it calls holds it for both.
+        self.turn = threading.RLock()
         self._index = {id(p): i for i, p in enumerate(self.parameters)}
         wide = all(p.dtype == torch.float64 for p in self.parameters)
         self._dtype = torch.float64 if wide else torch.float32
@@ -115,13 +118,15 @@ class Compression:
 
     def gradient_ready(self, index: int, gradient: torch.Tensor) -> None:
         """Takes a gradient. Its view is the core's from here on, until backward_ended() has returned."""
-        self.gather(index, gradient)
-        self._live.gradient_ready(index)
+        with self.turn:
+            self.gather(index, gradient)
+            self._live.gradient_ready(index)
 
     def backward_ended(self) -> StepResult:
         """Parameters that got no gradient count as zeros. When this returns all ranks have committed the step, and the averages are
         in the views, or none has."""
-        return self._live.backward_ended()
+        with self.turn:
+            return self._live.backward_ended()
 
     @property
     def in_backward(self) -> bool:

@@ -99,9 +99,10 @@ class DataParallel(torch.nn.Module):
     def _output_reached(self, _: torch.Tensor) -> None:
         """The first gradient of a backward; those that run inside of it come later, and end earlier."""
         number = torch._C._current_graph_task_id()
-        if self._outermost != number:  # also where one before it failed, and never ended
-            self._outermost = number
-            _engine.queue_callback(self._outermost_ended)
+        with self.compression.turn:
+            if self._outermost != number:  # also where one before it failed, and never ended
+                self._outermost = number
+                _engine.queue_callback(self._outermost_ended)
 
     def _outermost_ended(self) -> None:
         self._outermost = -1
@@ -109,12 +110,13 @@ class DataParallel(torch.nn.Module):
             self._end_of_backward()
 
     def _gradient_ready(self, index: int) -> None:
-        if not self._sync:
-            self._make_view(index)
-            return
-        if not self.compression.in_backward and self._outermost == -1:
-            _engine.queue_callback(self._end_of_backward)
-        self._send(index)
+        with self.compression.turn:
+            if not self._sync:
+                self._make_view(index)
+                return
+            if not self.compression.in_backward and self._outermost == -1:
+                _engine.queue_callback(self._end_of_backward)
+            self._send(index)
 
     def _make_view(self, index: int) -> None:
         """p.grad becomes the view of its bucket: what adds to it later, and the average, need no copy."""

@@ -38,6 +38,10 @@ def test_backward_inside_of_backward(launch):
     launch("reentrant.py", 2)
 
 
+def test_hooks_of_several_threads_at_once(launch):
+    launch("threads.py", 2)
+
+
 def test_hook_of_stock_ddp(launch):
     launch("ddp.py", 2, launcher="torchrun")
 
