@@ -60,8 +60,14 @@ class Reader {
   py::dict values_;
 };
 
-DataParallelOptions options_of(const py::dict& values) {
-  DataParallelOptions out;
+struct Options {
+  DataParallelOptions exchange;
+  std::uint64_t compared = 0;  // of what Python decides
+};
+
+Options options_of(const py::dict& values) {
+  Options all;
+  DataParallelOptions& out = all.exchange;
   SchemeOptions& scheme = out.scheme;
   std::string dtype = "float32";
   Reader reader(values);
@@ -74,25 +80,30 @@ DataParallelOptions options_of(const py::dict& values) {
   reader.take("divisor", out.divisor);
   reader.take("clip_local", out.clip_local);
   reader.take("find_unused", out.find_unused);
+  reader.take("unused_stay_out", out.unused_stay_out);
+  reader.take("compared", all.compared);
   reader.finish(scheme);
   out.dtype = dtype == "float64" ? DType::float64 : DType::float32;
-  return out;
+  return all;
 }
 
 // The step: a table over one block, "module", whose pieces are computed by the user's code.
 class Step final : public Driver {
  public:
-  Step(World& world, const std::vector<ParameterTuple>& parameters, DataParallelOptions options,
+  Step(World& world, const std::vector<ParameterTuple>& parameters, const Options& all,
        std::uint32_t first_slot)
-      : strategies_(
-            world.engine(), world.comm(), shape_of(parameters),
-            // What a step that is not finite means, Python decides; its loss is the user's.
-            StepOptions{
-                .skip_not_finite = true, .tokens = false, .updates_wait = {}, .first_slot = first_slot}),
+      : strategies_(world.engine(), world.comm(), shape_of(parameters),
+                    // What a step that is not finite means, Python decides; its loss is the user's.
+                    StepOptions{.skip_not_finite = true,
+                                .tokens = false,
+                                .compared = all.compared,
+                                .updates_wait = {},
+                                .first_slot = first_slot}),
         walker_(*this, strategies_) {
     std::vector<ParameterInfo> infos;
     for (const auto& [name, count, rows] : parameters)
       infos.push_back({.name = name, .count = count, .use = static_cast<int>(infos.size()), .rows = rows});
+    DataParallelOptions options = all.exchange;
     options.first_slot = strategies_.next_slot(world.comm());
     options.awaited_together = true;  // backward() returns when the last average is there
     dp_ = &strategies_.add(std::make_unique<weft::DataParallel>(
@@ -157,8 +168,8 @@ class DataParallel {
   DataParallel(std::shared_ptr<Session> session, const std::vector<ParameterTuple>& parameters,
                const py::dict& values)
       : session_(std::move(session)) {
-    const DataParallelOptions options = options_of(values);
-    wide_ = options.dtype == DType::float64;
+    const Options options = options_of(values);
+    wide_ = options.exchange.dtype == DType::float64;
     World& world = session_->world();
     const std::uint32_t first_slot = session_->take_slots(0);
     step_ = std::make_shared<Step>(world, parameters, options, first_slot);

@@ -6,7 +6,9 @@ its place, where the core reads its gradient and writes its average. float64 mod
 and float16 are summed and averaged as float32.
 """
 
+import math
 import threading
+import zlib
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -35,7 +37,10 @@ class Compression:
       momentum_correction, clip_local   of sparse schemes: docs/recipe.md; the optimizer then has no momentum of its own
       powersgd_rank, seed   of powersgd: columns of the factors, and of the first ones
       not_finite   a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None,
-                   "nan" makes them NaN as without compression (for torch.amp.GradScaler). The state is as before the step
+                   "nan" makes them NaN as without compression. The state is as before the step. "error" unless there is a scaler
+      scaler       the torch.amp.GradScaler by which the loss is multiplied (or what else has its get_scale()): the state is
+                   kept in units of the loss itself, so a scale that changes does not change what residuals are worth. Gradients
+                   come back in the scale's units. not_finite is then "nan", from which the scaler learns of an overflow
       find_unused  parameters without a gradient on all ranks keep none; False saves a short message a step
     Others (quotas, teams, gather, blocks, min_compression, threads) are those of docs/algorithms.md. A knob of a scheme has the name
     that it has on `weft train`'s command line, with underscores.
@@ -48,13 +53,20 @@ class Compression:
         density: float = 0.01,
         codec: str = "packed",
         bucket_mib: float = 4.0,
-        not_finite: str = "error",
+        not_finite: Optional[str] = None,
+        scaler: Any = None,
         find_unused: bool = True,
         **others: Any,
     ) -> None:
         init()
+        if not_finite is None:
+            not_finite = "error" if scaler is None else "nan"
         if not_finite not in _NOT_FINITE:
             raise UsageError(f"not_finite is one of {', '.join(_NOT_FINITE)}, not '{not_finite}'")
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+            raise UsageError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
+        if scaler is not None and not_finite == "skip":
+            raise UsageError("a scaler learns of an overflow from gradients that are NaN: not_finite is 'nan' or 'error' beside one")
         if not bucket_mib > 0:
             raise UsageError(f"bucket_mib must be positive, not {bucket_mib}")
         named = [(name, p) for name, p in parameters if p.requires_grad]
@@ -68,6 +80,8 @@ class Compression:
         self.parameters = [p for _, p in named]
         self.not_finite = not_finite
         self.find_unused = find_unused
+        self._scaler = scaler
+        self._scale = 1.0  # of the loss, in this step
         # Autograd has a thread a device, and the core takes one call at a time. Whoever looks before it calls holds it for both.
         self.turn = threading.RLock()
         self._index = {id(p): i for i, p in enumerate(self.parameters)}
@@ -81,16 +95,18 @@ class Compression:
             bucket_mib=float(bucket_mib),
             find_unused=find_unused,
             dtype="float64" if wide else "float32",
+            compared=zlib.crc32(f"{not_finite} {scaler is not None}".encode()),
         )
         rows = [p.shape[0] if p.dim() > 1 else 0 for p in self.parameters]
         self._core = _weft.DataParallel(session(), [(n, p.numel(), r) for (n, p), r in zip(named, rows)], options)
         pinned = any(p.device.type == "cuda" for p in self.parameters)
-        buckets = [torch.zeros(n, dtype=self._dtype, device="cpu", pin_memory=pinned) for n in self._core.bucket_elements]
-        for index, bucket in enumerate(buckets):
+        lengths = self._core.bucket_elements
+        self._buckets = [torch.zeros(n, dtype=self._dtype, device="cpu", pin_memory=pinned) for n in lengths]
+        for index, bucket in enumerate(self._buckets):
             self._core.give_memory(index, bucket.data_ptr(), bucket.numel(), bucket)
         # Of each parameter: its place in a bucket, as a tensor of its own (autograd's views cannot be detached in place).
         self.views = [
-            torch.empty(0, dtype=self._dtype, device="cpu").set_(buckets[b].untyped_storage(), first, p.shape)  # type: ignore[call-overload]
+            torch.empty(0, dtype=self._dtype, device="cpu").set_(self._buckets[b].untyped_storage(), first, p.shape)  # type: ignore[call-overload]
             for p, (b, first) in zip(self.parameters, self._core.places)
         ]
 
@@ -119,14 +135,31 @@ class Compression:
     def gradient_ready(self, index: int, gradient: torch.Tensor) -> None:
         """Takes a gradient. Its view is the core's from here on, until backward_ended() has returned."""
         with self.turn:
+            self._learn_scale()
             self.gather(index, gradient)
+            if self._scale != 1:
+                self.views[index].mul_(1 / self._scale)
             self._live.gradient_ready(index)
 
     def backward_ended(self) -> StepResult:
         """Parameters that got no gradient count as zeros. When this returns all ranks have committed the step, and the averages are
         in the views, or none has."""
         with self.turn:
-            return self._live.backward_ended()
+            self._learn_scale()
+            result = self._live.backward_ended()
+            if result.committed and self._scale != 1:
+                for bucket in self._buckets:
+                    bucket.mul_(self._scale)
+            return result
+
+    def _learn_scale(self) -> None:
+        """Once a step: asking a GPU for it takes a while."""
+        if self._scaler is None or self.in_backward:
+            return
+        scale = float(self._scaler.get_scale())
+        if not 0 < scale < math.inf:
+            raise Error(f"the loss scale is {scale}: no gradient can be told from it")
+        self._scale = scale
 
     @property
     def in_backward(self) -> bool:
@@ -136,7 +169,7 @@ class Compression:
     def check(self, result: StepResult) -> None:
         """Raises Error, on all ranks, for a step with a gradient that is not finite, where that is to be an error."""
         if not result.committed and self.not_finite == "error":
-            raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step)")
+            raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step, and so does a scaler)")
 
     def used(self, index: int) -> bool:
         """Some rank had a gradient for it in the last step."""

@@ -38,6 +38,8 @@ void check(const DataParallelOptions& options, int ranks) {
            options.scheme.name + "'");
   }
   if (!(options.divisor > 0)) refuse("the divisor must be positive");
+  if (options.unused_stay_out && !options.find_unused)
+    refuse("unused parameters stay out only where the ranks ask which they are (find_unused)");
 }
 
 DataParallelOptions checked(DataParallelOptions options, int ranks) {
@@ -310,6 +312,10 @@ void DataParallel::stage() {
   for (int b = 0; b < plan_.num_buckets(); ++b) {
     const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
     if (run.measures) state_->stage_scale(b, run.measured);
+  }
+  if (!options_.unused_stay_out) return;
+  for (int p = 0; p < plan_.num_parameters(); ++p) {
+    if (used_[static_cast<std::size_t>(p)] == 0) state_->keep(p);
   }
 }
 

@@ -63,6 +63,9 @@ struct DataParallelOptions {
   // sqrt(size) before it joins the residual; 0: not at all. Gradients then leave when the last one is here.
   double clip_local = 0;
   bool find_unused = false;  // ask all ranks which parameters got a gradient: one short operation more
+  // With find_unused: a parameter that no rank had a gradient for stays out of the step, with its residual
+  // and its velocity as they were. For callers that throw its result away.
+  bool unused_stay_out = false;
   // affects speed only
   std::uint32_t first_slot = 0;  // takes 1 + number of buckets
   // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next
@@ -118,8 +121,9 @@ class DataParallel final : public Strategy {
   // has not begun. Throws UsageError, with the sentence of finish(), where the sum is not finite.
   void result_of(int parameter, std::span<float> out) const override;
   void result_of(int parameter, std::span<double> out) const override;
-  // Some rank had a gradient for it, or what earlier steps left behind brought it something: then it must be
-  // updated, or that mass is lost. The same on all ranks. REQUIRES: find_unused; all tickets are done.
+  // Some rank had a gradient for it, or (unless such parameters stay out) what earlier steps left behind
+  // brought it something: then it must be updated, or that mass is lost. The same on all ranks. REQUIRES:
+  // find_unused; all tickets are done.
   bool used(int parameter) const override;
 
   // The committed sum over the divisor, until the next step's first gradient. outputs[p], of the parameter's

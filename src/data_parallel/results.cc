@@ -83,6 +83,7 @@ double DataParallel::squares() const {
 bool DataParallel::used(int parameter) const {
   if (!options_.find_unused) return true;
   if (used_[static_cast<std::size_t>(parameter)] != 0) return true;
+  if (options_.unused_stay_out) return false;
   const BucketRun& run = *runs_[static_cast<std::size_t>(plan_.bucket_of(parameter))];
   const auto first = plan_.first_of(parameter);
   const auto count = plan_.parameter(parameter).count;

@@ -136,6 +136,22 @@ void ParameterState::stage_scale(int b, double measured) {
   }
 }
 
+void ParameterState::keep(int parameter) {
+  const int b = plan_.bucket_of(parameter);
+  const auto restore = [&](const LargeVector<float>& committed, LargeVector<float>& staged) {
+    if (committed.empty() && staged.empty()) return;
+    if (staged.empty()) staged.assign(static_cast<std::size_t>(plan_.bucket(b).count), 0.0F);
+    const auto first = staged.begin() + static_cast<std::ptrdiff_t>(plan_.first_of(parameter));
+    std::fill_n(first, plan_.parameter(parameter).count, 0.0F);
+    std::ranges::copy(part_of(committed, plan_, parameter), first);
+  };
+  SparseWork& work = bucket(b).work();
+  restore(work.residual, work.staged);
+  Velocity& velocity = bucket_velocity(b);
+  if (velocity.has_staged) restore(velocity.committed, velocity.staged);
+  factor(parameter).roll_back();
+}
+
 bool ParameterState::is_complete() const {
   return std::all_of(buckets_.begin(), buckets_.end(), [](const auto& b) { return b->work().has_staged; });
 }

@@ -66,6 +66,8 @@ class ParameterState {
 
   // What the last result says of a bucket; joins the staged state of its operation.
   void stage_scale(int bucket, double measured);
+  // What is staged of a parameter becomes what is committed of it: for one that stays out of a step.
+  void keep(int parameter);
 
  private:
   void lay_out(const BucketPlan& plan);

@@ -157,7 +157,8 @@ std::uint64_t DataParallel::hash() const {
        {static_cast<std::uint64_t>(options_.dtype), static_cast<std::uint64_t>(scheme.residual),
         static_cast<std::uint64_t>(scheme.teams), static_cast<std::uint64_t>(scheme.quotas),
         static_cast<std::uint64_t>(scheme.columns), scheme.seed,
-        static_cast<std::uint64_t>(options_.find_unused)}) {
+        static_cast<std::uint64_t>(options_.find_unused),
+        static_cast<std::uint64_t>(options_.unused_stay_out)}) {
     add(value);
   }
   return hash;

@@ -67,12 +67,12 @@ void Strategies::install() {
   add(!options_.updates_wait.empty(), options_.updates_wait);
   for (const auto& s : strategies_) add(!s->why_updates_wait().empty(), s->why_updates_wait());
   list_exchanges();
-  const std::uint64_t parts[] = {hash_part(options_.clip_norm), options_.skip_not_finite ? 1U : 0U,
-                                 options_.tokens ? 1U : 0U, options_.lookahead ? 1U : 0U,
-                                 why_updates_wait_.empty() ? 0U : 1U};
+  const std::uint64_t parts[] = {hash_part(options_.clip_norm),       options_.skip_not_finite ? 1U : 0U,
+                                 options_.tokens ? 1U : 0U,           options_.lookahead ? 1U : 0U,
+                                 why_updates_wait_.empty() ? 0U : 1U, options_.compared};
   const SubmitOptions submit{.name = kNames[kPlan], .slot = options_.first_slot + kPlan};
   comparison_ = compare_plans(engine_, world_, submit, hash_of({}, parts),
-                              "plan of the step (clipping, skipping or lookahead)");
+                              "plan of the step (clipping, skipping, lookahead or not_finite)");
 }
 
 void Strategies::list_exchanges() {

@@ -44,6 +44,7 @@ struct StepOptions {
   double clip_norm = 0;          // of the averaged gradient of all parameters; 0: none
   bool skip_not_finite = false;  // leave such a step out on all ranks; else it is an Error
   bool tokens = true;            // agree on tokens and losses
+  std::uint64_t compared = 0;    // of whatever else the caller's results depend on
   // affects speed only
   bool lookahead = false;        // batch_known() comes one step ahead
   std::string updates_wait;      // for all results, for this reason; empty: only where results need it

@@ -46,6 +46,29 @@ def test_hook_of_stock_ddp(launch):
     launch("ddp.py", 2, launcher="torchrun")
 
 
+def test_unused_parameters_stay_out_of_the_step_of_ddp(launch):
+    launch("unused.py", 2, launcher="torchrun")
+
+
+@pytest.mark.parametrize("kind, launcher", [("data_parallel", "weft"), ("ddp", "torchrun")])
+def test_a_scaler_changes_no_state_and_skips_overflows(launch, kind, launcher):
+    launch("scaled.py", 2, kind, launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("divisor", (2.0, 4.0)),
+        ("find_unused", (True, False)),
+        ("not_finite", ("'nan'", "'skip'")),
+        ("scaler", (True, False)),
+        ("not_finite", ("'nan'", "'nan'")),  # control
+    ],
+)
+def test_options_that_differ_between_ranks_are_noticed(launch, name, values):
+    launch("options.py", 2, name, *values)
+
+
 def test_fork_is_noticed(launch):
     launch("forks.py", 1)
 
