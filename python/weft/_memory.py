@@ -23,6 +23,8 @@ def memory_of(x: Any) -> Memory:
     elif hasattr(x, "__array_interface__"):
         if not x.flags.c_contiguous or not x.flags.writeable:
             raise UsageError("an array must be contiguous and writeable")
+        if not x.dtype.isnative:
+            raise UsageError(f"an array of {x.dtype.str} has the other byte order than this machine: x.astype(x.dtype.newbyteorder('='))")
         address, count, item, name = x.ctypes.data, x.size, x.itemsize, x.dtype.name
     else:
         raise UsageError(f"a tensor or an array is needed, not {type(x).__name__}")
@@ -42,7 +44,8 @@ class Staged:
         self.origin = self.host = x.detach()
         if x.layout != self._strided():
             raise UsageError("a sparse tensor cannot be sent as it is: coalesce() it and send its values and indices")
-        if x.device.type == "cpu" and x.is_contiguous():
+        # (A tensor may be the conjugate or the negative of its memory.)
+        if x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg():
             return
         self.host = host_like(self.origin)
         if read:

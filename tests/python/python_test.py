@@ -165,6 +165,34 @@ def test_types_that_cannot_be_averaged_are_refused_by_name():
         torch.nn.Parameter(torch.ones(3, dtype=torch.int64))
 
 
+def test_memory_that_means_something_else_is_refused_by_name_or_resolved():
+    import numpy
+    import torch
+
+    weft.init()
+    for kind in (">f4", ">i8", [("a", ">f4")]):
+        foreign = numpy.arange(4).astype(numpy.float32).astype(kind)
+        for call in (weft.all_reduce, weft.broadcast):
+            with pytest.raises(weft.UsageError, match="byte order") as caught:
+                call(foreign)
+            assert "\n" not in str(caught.value)
+    native = numpy.arange(4).astype("<f4" if sys.byteorder == "little" else ">f4")  # control
+    weft.all_reduce(native)
+    assert native.tolist() == [0, 1, 2, 3]
+
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    with pytest.raises(weft.UsageError):  # what is no number of weft cannot be added
+        weft.all_reduce(numbers.clone())
+    gathered = torch.zeros_like(numbers)
+    weft.all_gather(gathered, numbers.conj())
+    assert torch.equal(gathered, torch.tensor([1 - 2j, 3 + 4j]))
+    for lazy in (torch._neg_view(torch.tensor([1.0, 2.0])), numbers.conj()):
+        expected = lazy.clone()
+        received = torch.zeros_like(expected)
+        weft.all_to_all(received, lazy)
+        assert torch.equal(received, expected), "what a tensor says, not what lies in its memory"
+
+
 def test_dir_lists_what_there_is():
     listed = dir(weft)
     assert listed == sorted(weft.__all__)
