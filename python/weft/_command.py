@@ -1,11 +1,12 @@
 """The `weft` command that comes with the package, from a shell and from Python."""
 
+import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Dict, List, NoReturn, Optional
 
 from ._weft import Error, UsageError
 
@@ -23,8 +24,7 @@ def main() -> NoReturn:
 def info() -> Dict[str, Any]:
     """Build, transports, settings and algorithms, as `weft info --json` tells them, and the versions of Python and torch."""
     out: Dict[str, Any] = json.loads(_run(["info", "--json"]))
-    torch = sys.modules.get("torch")
-    out["python"] = {"version": platform.python_version(), "torch": getattr(torch, "__version__", None)}
+    out["python"] = {"version": platform.python_version(), "torch": _torch_version()}
     return out
 
 
@@ -41,6 +41,17 @@ def bench(family: str, **options: Any) -> List[Dict[str, Any]]:
         elif value is not None and value is not False:
             arguments += [flag, ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return [json.loads(line) for line in _run(arguments).splitlines()]
+
+
+def _torch_version() -> Optional[str]:
+    """Of the one that is loaded, else of the one that would be: importing it takes seconds."""
+    loaded = getattr(sys.modules.get("torch"), "__version__", None)
+    if loaded is not None:
+        return str(loaded)
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _require_program() -> None:

@@ -1,9 +1,13 @@
 """The Python package as a user meets it."""
 
+import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 
 import pytest
@@ -67,6 +71,31 @@ def test_a_scaler_changes_no_state_and_skips_overflows(launch, kind, launcher):
 )
 def test_options_that_differ_between_ranks_are_noticed(launch, name, values):
     launch("options.py", 2, name, *values)
+
+
+def test_trace_of_each_rank(launch, tmp_path):
+    folder = tmp_path / "not" / "there"
+    launch("traced.py", 2, folder)
+    assert sorted(os.listdir(folder)) == ["trace.rank0.json", "trace.rank1.json"]
+    for rank in range(2):
+        with open(folder / f"trace.rank{rank}.json") as file:
+            events = json.load(file)["traceEvents"]
+        assert {event["pid"] for event in events} == {rank}
+        names = {event["name"] for event in events}
+        assert "all_reduce" in names and "plan of the step" in names, names
+        assert any(name.startswith("gradients of") for name in names), names
+        timed = [event for event in events if event["ph"] != "M"]
+        assert timed and all(event["ts"] >= 0 for event in timed)
+        waits = [event["dur"] for event in events if event.get("cat") == "waiting"]
+        assert waits and (rank == 1 or max(waits) > 0.1e6), "microseconds: rank 0 waited for rank 1, which slept"
+
+
+def test_a_trace_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    code = f"import weft; weft.init(trace={str(tmp_path / 'file')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and said.startswith("weft.UsageError: the trace '") and "cannot be written" in said, done.stderr
 
 
 def test_fork_is_noticed(launch):
@@ -261,7 +290,47 @@ def test_compiled_outside():
     assert net.weight.grad.eq(2).all()
 
 
+def has_a_compiler():
+    return shutil.which("c++") and os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+
+
+@pytest.mark.skipif("not has_a_compiler()", reason="inductor needs a C++ compiler and Python's headers")
+def test_compiled_by_inductor():
+    """Inside and outside: the gradients are those of the module as it is."""
+    import torch
+    from torch._inductor import metrics
+
+    def net():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+
+    def gradients(module, call):
+        call(torch.linspace(-1, 1, 24).reshape(4, 6)).square().sum().backward()
+        return [p.grad for p in module.parameters()]
+
+    plain, inside, outside = net(), net(), net()
+    expected = gradients(plain, plain)
+    torch._dynamo.reset()
+    metrics.reset()
+    for module, call in [
+        (inside, weft.DataParallel(torch.compile(inside, backend="inductor"), scheme="dense")),
+        (outside, torch.compile(weft.DataParallel(outside, scheme="dense"), backend="inductor")),
+    ]:
+        for mine, reference in zip(gradients(module, call), expected):
+            # Fused kernels add in another order: some roundings of 2^-24 of sums of at most 24 terms near one.
+            assert torch.allclose(mine, reference, rtol=1e-5, atol=1e-5)
+    assert metrics.generated_kernel_count > 0, "control: inductor made the code"
+
+
 def test_info_and_bench():
+    # The installed torch is named before it is imported, and is the one that is imported.
+    code = "import sys, weft; told = weft.info()['python']['torch']; assert 'torch' not in sys.modules; print(told); "
+    code += "import torch; assert torch.__version__ == told == weft.info()['python']['torch']"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() != "None", done
+    without = "import importlib.metadata as m, weft\ndef gone(name): raise m.PackageNotFoundError(name)\n"  # control
+    without += "m.version = gone; assert weft.info()['python']['torch'] is None"
+    assert subprocess.run([sys.executable, "-c", without]).returncode == 0
     assert {"threads", "sim"} <= set(weft.info()["build"]["transports"])
     assert weft.info()["build"]["version"] == weft.__version__
     rows = weft.bench("allreduce", ranks=2, transport="sim", link="1gbit,50us", bytes="64KiB", algorithm=["ring"])
