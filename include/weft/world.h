@@ -51,6 +51,9 @@ struct JoinOptions {
   Decorate decorate;
   bool priority = true;    // false: the engine serves first come, first served; equal on all ranks
   Trace* trace = nullptr;  // filled while the world lives
+  // Of a caller that knows its place (and gives address and port in `config`); size 0: the launcher says it.
+  int rank = 0;
+  int size = 0;
 };
 
 // Takes this process's place from its launcher (Open MPI, PMI, RANK and WORLD_SIZE, Slurm) and connects.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 #include <utility>
 
 #include "wait.h"
@@ -33,6 +34,13 @@ Reduction reduction_named(const std::string& name) {
   throw UsageError("'" + name + "' is no reduction: there are sum, min and max");
 }
 
+// A token of this process's environment goes before the one that was given: it is the more secret one.
+void settle(JoinOptions& options, const Place& given) {
+  std::string token;
+  std::tie(options.rank, options.size, options.config.address, options.config.port, token) = given;
+  if (!options.config.token.set()) options.config.token = Secret(token);
+}
+
 std::ofstream open_trace(const std::filesystem::path& folder, int rank) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
@@ -50,10 +58,11 @@ Dense dense_of(const Memory& memory) {
   return {reinterpret_cast<std::byte*>(address), count, dtype_named(type)};
 }
 
-std::shared_ptr<Session> Session::join(const std::string& trace) {
+std::shared_ptr<Session> Session::join(const std::string& trace, const std::optional<Place>& given) {
   // By the environment alone, so before anything is opened: a wrong one is an error of this call.
   JoinOptions options{.config = Config::from_environment(), .decorate = {}};
-  const Placement place = detect_placement();
+  if (given) settle(options, *given);
+  const Placement place = placement_of(options);
   std::shared_ptr<Session> session(new Session);
   session->process_ = getpid();
   if (!trace.empty()) {
@@ -205,7 +214,7 @@ void Work::wait() {
 void bind_session(py::module_& module) {
   py::class_<Work, std::shared_ptr<Work>>(module, "Work").def("done", &Work::done).def("wait", &Work::wait);
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def(py::init(&Session::join), py::arg("trace") = "")
+      .def(py::init(&Session::join), py::arg("trace") = "", py::arg("place") = py::none())
       .def_property_readonly("rank", [](Session& s) { return s.world().rank(); })
       .def_property_readonly("size", [](Session& s) { return s.world().size(); })
       .def_property_readonly("transport", [](Session& s) { return std::string(s.world().transport()); })

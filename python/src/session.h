@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -25,6 +26,9 @@ namespace weft::python {
 using Address = std::uintptr_t;
 // Where a vector lies, how many elements it has, and of which type: "float32", "bytes" ...
 using Memory = std::tuple<Address, std::int64_t, std::string>;
+
+// Where a process is that no launcher's variables place: rank, size, rank 0's address and port, token.
+using Place = std::tuple<int, int, std::string, int, std::string>;
 
 Dense dense_of(const Memory& memory);  // throws UsageError for an unknown type or a negative count
 
@@ -40,8 +44,8 @@ class Session : public std::enable_shared_from_this<Session> {
   };
 
   // `trace`: a folder, made where it is missing, in which this rank leaves trace.rankN.json when it closes;
-  // empty: none. Throws UsageError where it cannot be written.
-  static std::shared_ptr<Session> join(const std::string& trace);
+  // empty: none. Throws UsageError where it cannot be written. Without a place the launcher says it.
+  static std::shared_ptr<Session> join(const std::string& trace, const std::optional<Place>& place);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;

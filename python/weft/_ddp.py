@@ -18,10 +18,12 @@ import torch.distributed as dist
 
 from ._compression import Compression, stable_names
 from ._weft import UsageError
+from ._world import init
 
 
 class DDPState(Compression):
-    """State of the hook: options and methods are those of Compression. `module` is the DDP module or what it wraps.
+    """State of the hook: options and methods are those of Compression. `module` is the DDP module, whose process group weft joins
+    where it is not initialised yet, or what it wraps.
 
     DDP throws away what comes back for a parameter that no rank used, so such parameters stay out of the step, and what
     compression has left behind of them waits. find_unused is DDP's own find_unused_parameters, unless it is not known here.
@@ -31,6 +33,7 @@ class DDPState(Compression):
         ignored = getattr(module, "parameters_to_ignore", ())
         may_be_unused = True
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            init(process_group=module.process_group)
             may_be_unused = module.find_unused_parameters or module.static_graph
             module = module.module
             if may_be_unused and find_unused is False:

@@ -1,11 +1,12 @@
 """weft's core for Python: memory is given as (address, elements, type) and must stay until the Work is done."""
 
 import builtins
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 __version__: str
 
 _Memory = Tuple[int, int, str]
+_Place = Tuple[int, int, str, int, str]  # rank, size, rank 0's address and port, token
 _Parameter = Tuple[str, int, int]  # name, elements, rows of a matrix or 0; in order of use
 
 class Error(RuntimeError): ...
@@ -24,7 +25,7 @@ class Work:
     def wait(self) -> None: ...
 
 class Session:
-    def __init__(self, trace: str = "") -> None: ...
+    def __init__(self, trace: str = "", place: Optional[_Place] = None) -> None: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -3,8 +3,9 @@
 import atexit
 import os
 import sys
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
+from ._group import initialized_group, place_in, rank_and_size
 from ._weft import Session, UsageError
 
 _session: Optional[Session] = None
@@ -17,10 +18,13 @@ _FORKED = (
 )
 
 
-def init(*, trace: Union[str, "os.PathLike[str]"] = "") -> None:
+def init(*, process_group: Any = None, trace: Union[str, "os.PathLike[str]"] = "") -> None:
     """Joins the job that a launcher started (torchrun, mpirun, srun, weft launch); alone, a job of one rank.
 
     Returns when all ranks are there. A second call does nothing. Raises UsageError, TransportError or TimeoutError.
+
+    `process_group`: of torch.distributed; its ranks are the job's, and its store tells them where to meet and a token of their own:
+    no variable of a launcher is needed. Where torch.distributed is initialised, its default group is taken.
 
     `trace`: a folder in which each rank leaves trace.rankN.json at shutdown(): what it sent, computed and waited for, and when
     (ui.perfetto.dev opens it).
@@ -29,12 +33,25 @@ def init(*, trace: Union[str, "os.PathLike[str]"] = "") -> None:
     if _forked:
         raise UsageError(_FORKED)
     if _session is not None:
+        _require_same(_session, process_group)
         return
-    _session = Session(os.fspath(trace))
+    group = process_group if process_group is not None else initialized_group()
+    _session = Session(os.fspath(trace), None if group is None else place_in(group))
     if not _watching:
         _watching = True
         os.register_at_fork(after_in_child=_after_fork)
         atexit.register(_at_exit)
+
+
+def _require_same(joined: Session, process_group: Any) -> None:
+    if process_group is None:
+        return
+    rank, size = rank_and_size(process_group)
+    if (rank, size) != (joined.rank, joined.size):
+        raise UsageError(
+            f"this process is rank {rank} of {size} in the process group, but weft was initialised as rank {joined.rank} of "
+            f"{joined.size}: call weft.init(process_group=...) with that group first, or weft.shutdown() before"
+        )
 
 
 def shutdown() -> None:

@@ -20,7 +20,7 @@ namespace {
 class JoinedWorld final : public World {
  public:
   explicit JoinedWorld(const JoinOptions& options) : config_(options.config) {
-    transport_ = open_transport(config_, detect_placement());
+    transport_ = open_transport(config_, placement_of(options));
     if (transport_ == nullptr) threads_ = std::make_unique<ThreadsWorld>(ThreadsOptions{});
     pool_ = std::make_unique<WorkerPool>(std::max(1, config_.workers));
     RunningWorld::Parts parts;

@@ -5,6 +5,7 @@
 
 #include "base/units.h"
 #include "weft/error.h"
+#include "weft/world.h"
 
 namespace weft {
 
@@ -69,6 +70,15 @@ Placement detect_placement(const Lookup& lookup) {
 
 Placement detect_placement() {
   return detect_placement([](const char* name) { return std::getenv(name); });
+}
+
+Placement placement_of(const JoinOptions& options) {
+  if (options.size == 0) return detect_placement();
+  Placement out;
+  out.launcher = Placement::Launcher::plain;
+  out.rank = options.rank;
+  out.size = options.size;
+  return out;
 }
 
 std::string_view name_of(Placement::Launcher launcher) {

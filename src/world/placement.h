@@ -6,6 +6,8 @@
 
 namespace weft {
 
+struct JoinOptions;
+
 struct Placement {
   enum class Launcher { none, plain, open_mpi, pmi, slurm };  // plain: torchrun, `weft launch`, or by hand
   Launcher launcher = Launcher::none;
@@ -21,6 +23,8 @@ using Lookup = std::function<const char*(const char*)>;
 // senseless values.
 Placement detect_placement(const Lookup& lookup);
 Placement detect_placement();  // of this process
+// The caller's, where it gives one.
+Placement placement_of(const JoinOptions& options);
 std::string_view name_of(Placement::Launcher launcher);
 
 }  // namespace weft

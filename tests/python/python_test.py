@@ -11,8 +11,11 @@ import sysconfig
 import time
 
 import pytest
+from conftest import JOBS, environment
 
 import weft
+
+ROOT = os.path.join(JOBS, "..", "..", "..")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -57,6 +60,19 @@ def test_unused_parameters_stay_out_of_the_step_of_ddp(launch):
 @pytest.mark.parametrize("kind, launcher", [("data_parallel", "weft"), ("ddp", "torchrun")])
 def test_a_scaler_changes_no_state_and_skips_overflows(launch, kind, launcher):
     launch("scaled.py", 2, kind, launcher=launcher)
+
+
+def test_place_and_token_of_a_process_group(launch):
+    launch("groups.py", 3, launcher="torchrun")
+
+
+@pytest.mark.skipif("os.geteuid() != 0", reason="network namespaces need root")
+def test_place_and_token_of_a_process_group_between_hosts():
+    command = [os.path.join(ROOT, "tools", "netlab"), "run", "--hosts", "3", "--rate", "1gbit", "--timeout", "90", "--"]
+    done = subprocess.run([*command, sys.executable, os.path.join(JOBS, "hosts.py")], env=environment(), capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
