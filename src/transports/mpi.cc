@@ -101,6 +101,7 @@ void MpiTransport::agree_on_options() {
 }
 
 MpiTransport::~MpiTransport() {
+  while (workers_.load(std::memory_order_acquire) > 0) sched_yield();
   const Time give_up = clock_.now() + kDrainPatience;
   const auto sending = [this] {
     return std::any_of(owners_.begin(), owners_.end(),
@@ -232,13 +233,18 @@ std::unique_ptr<Transport> open_mpi(const MpiOptions& options) {
   if (initialised != 0)
     MPI_Query_thread(&level);
   else
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
   try {
-    if (level < MPI_THREAD_SERIALIZED) {
+    // Who has initialised MPI calls it, while weft's own thread does.
+    if (initialised != 0 && level < MPI_THREAD_MULTIPLE) {
       throw UsageError(
           std::string("mpi: MPI was initialised with ") + mpi::name_of_level(level) +
-          "; weft needs MPI_THREAD_SERIALIZED: ask for it in MPI_Init_thread, or let weft do it");
+          "; beside weft's thread a program needs MPI_THREAD_MULTIPLE: ask for it in MPI_Init_thread, or let "
+          "weft do it");
     }
+    if (level < MPI_THREAD_SERIALIZED)
+      throw UsageError(std::string("mpi: this MPI grants ") + mpi::name_of_level(level) +
+                       ", and weft needs MPI_THREAD_SERIALIZED");
     return std::make_unique<mpi::MpiTransport>(options, initialised == 0);
   } catch (const UsageError&) {  // thrown on all ranks alike
     if (initialised == 0) MPI_Finalize();

@@ -9,18 +9,21 @@
 // in Open MPI, 32,767 at least): that many long messages from one rank to another must not be in flight at
 // once.
 //
-//   Thread    MPI is asked for MPI_THREAD_SERIALIZED. All calls but wake() come from one thread at a time;
-//             the thread that opened the transport destroys it (MPI_Finalize).
+//   Thread    All calls but wake() come from one thread at a time; the thread that opened the transport
+//             destroys it (MPI_Finalize). A program that calls MPI itself does so beside that thread, so MPI
+//             is asked for MPI_THREAD_MULTIPLE; one that has initialised MPI must have asked for it too.
+//             Checksums and sinks of long payloads run on the worker pool.
 //   Waiting   MPI cannot be slept on. wait() yields for 50 us after the last event, then sleeps 5, 10, .. 100
 //             us between polls; after a long wait up to 1/64 of it, at most 2 ms; and 5 ms while nothing is
 //             expected or under way. It sets the timer slack of its thread to 1 us.
 //   Failures  MPI does not notice a peer that was killed: mpirun ends the job, and until then operations end
 //             by their deadlines. A rank that closes with a reason tells its peers, and they stop with it.
-//             MPI cannot take back a send, nor a receive whose payload is arriving; cancel() waits 2 s for
-//             the latter. Where that is not enough, and for every cancelled send above `bounce_bytes`, the
-//             memory stays in MPI's hands: after a failed operation the job is to be ended, and that memory
-//             must stay until the process ends. (A receiver of memory that was changed too early sees a wrong
-//             checksum.) After a failure the destructor leaves out MPI_Finalize, which would wait for peers.
+//             MPI cannot take back a send: the memory of a cancelled one above `bounce_bytes` stays in its
+//             hands until the process ends. (A receiver of memory that was changed too early sees a wrong
+//             checksum.) Nor can it take back a receive whose payload is arriving: cancel() waits 2 s for the
+//             rest. MPI would write what comes later into memory that its owner has back by then, so where
+//             the rest does not come the job is ended (MPI_Abort), with a sentence that says so. After a
+//             failure the destructor leaves out MPI_Finalize, which would wait for peers.
 #pragma once
 
 #include <cstddef>
@@ -41,11 +44,13 @@ struct MpiOptions {
   std::size_t bounce_bytes =
       3968;  // payloads up to this are copied behind their frame; both fit an eager fragment
   std::size_t piece_limit = std::size_t{1} << 30;  // longest MPI message of a payload; at most 2^31 - 1
+  std::size_t worker_bytes = std::size_t{1} << 20;  // payloads from here on are summed, checked and consumed
+                                                    // on the worker pool (about 200 us)
 };
 
 // Called by all ranks of MPI_COMM_WORLD. Initialises MPI if nobody has, and then finalises it. Throws
-// UsageError for options that differ between ranks or are out of range, and where MPI does not grant
-// MPI_THREAD_SERIALIZED.
+// UsageError for options that differ between ranks or are out of range, where MPI does not grant
+// MPI_THREAD_SERIALIZED, and where the program has initialised it with less than MPI_THREAD_MULTIPLE.
 std::unique_ptr<Transport> open_mpi(const MpiOptions& options);
 
 }  // namespace weft

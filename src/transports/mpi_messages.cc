@@ -1,9 +1,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 
+#include "base/worker_pool.h"
 #include "transports/delivery.h"
 #include "transports/mpi_transport.h"
 #include "weft/error.h"
@@ -68,18 +70,61 @@ void MpiTransport::post(SendRecord& send) noexcept {
     return;
   }
   stir();
-  wire::Frame frame = frame_of(send, options_.job, options_.epoch, rank_);
-  if (options_.checksum) frame.payload_crc = wire::crc32c(send.payload);
-  const wire::FrameBytes encoded = wire::encode_frame(frame);
-  Outgoing& out = take_outgoing();
-  const std::span<std::byte> head = out.head.span();
-  std::memcpy(head.data(), encoded.data(), encoded.size());
   counters_.messages_sent += 1;
   counters_.payload_bytes_sent += length;
   counters_.wire_bytes_sent += length + wire::kFrameBytes;
+  Outgoing& out = take_outgoing();
+  out.record = &send;
+  out.payload = send.payload;
+  out.key = {send.peer, send.id};
+  out.frame = frame_of(send, options_.job, options_.epoch, rank_);
+  send.transport_data = &out;
+  const bool first = summing_.front(out.key) == nullptr;
+  if (options_.checksum && is_work(send.operation, length)) {
+    summing_.push(out);
+    out.after = [](MpiTransport& self, PoolWork& work) {
+      self.leave_in_order(static_cast<Outgoing&>(work).key);
+    };
+    on_pool(send.operation, out, [](PoolWork& work) {
+      auto& mine = static_cast<Outgoing&>(work);
+      mine.frame.payload_crc = wire::crc32c(mine.payload);
+    });
+    return;
+  }
+  if (options_.checksum) out.frame.payload_crc = wire::crc32c(send.payload);
+  if (first)
+    leave(out);
+  else
+    summing_.push(out);
+}
 
-  if (!is_long(frame)) {
-    if (length > 0) std::memcpy(head.data() + wire::kFrameBytes, send.payload.data(), length);
+// What was posted first under its key leaves first.
+void MpiTransport::leave_in_order(MatchKey key) {
+  for (Outgoing* out = summing_.front(key); out != nullptr && !out->running; out = summing_.front(key)) {
+    summing_.erase(*out);
+    SendRecord* const send = out->record;
+    if (send != nullptr && !failure_) {
+      leave(*out);
+      continue;
+    }
+    out->record = nullptr;
+    release(*out);
+    if (send == nullptr) continue;  // it was cancelled
+    send->transport_data = nullptr;
+    sent(*send, failure_);
+  }
+}
+
+void MpiTransport::leave(Outgoing& out) {
+  SendRecord& send = *out.record;
+  const std::size_t length = out.payload.size();
+  const std::span<std::byte> head = out.head.span();
+  const wire::FrameBytes encoded = wire::encode_frame(out.frame);
+  std::memcpy(head.data(), encoded.data(), encoded.size());
+  if (!is_long(out.frame)) {
+    if (length > 0) std::memcpy(head.data() + wire::kFrameBytes, out.payload.data(), length);
+    out.record = nullptr;
+    send.transport_data = nullptr;
     const bool started = start_send(out, head.first(wire::kFrameBytes + length), send.peer, kHeadTag);
     if (!started) release(out);
     sent(send, started ? nullptr : failure_);
@@ -89,15 +134,48 @@ void MpiTransport::post(SendRecord& send) noexcept {
   const int tag = tag_of(long_sent_[static_cast<std::size_t>(send.peer)]++);
   for (std::size_t at = 0; started && at < length; at += options_.piece_limit) {
     const std::size_t bytes = std::min(options_.piece_limit, length - at);
-    started = start_send(out, send.payload.subspan(at, bytes), send.peer, tag);
+    started = start_send(out, out.payload.subspan(at, bytes), send.peer, tag);
   }
-  if (started) {
-    out.record = &send;
-    send.transport_data = &out;
-  } else {
-    if (out.pending == 0) release(out);
-    sent(send, failure_);
+  if (started) return;
+  out.record = nullptr;
+  send.transport_data = nullptr;
+  if (out.pending == 0) release(out);
+  sent(send, failure_);
+}
+
+// ---- long computations ----
+
+// `compute` touches nothing but the work and what it names.
+void MpiTransport::on_pool(Operation& operation, PoolWork& work, void (*compute)(PoolWork&)) {
+  work.transport = this;
+  work.compute = compute;
+  work.running = true;
+  work.over.store(false, std::memory_order_relaxed);
+  workers_.fetch_add(1, std::memory_order_relaxed);
+  operation.pool->submit(FunctionRef<void()>(&work, [](void* target) {
+    auto& mine = *static_cast<PoolWork*>(target);
+    MpiTransport& self = *mine.transport;
+    mine.compute(mine);
+    mine.next = self.finished_.load(std::memory_order_relaxed);
+    while (!self.finished_.compare_exchange_weak(mine.next, &mine, std::memory_order_release,
+                                                 std::memory_order_relaxed)) {
+    }
+    mine.over.store(true, std::memory_order_release);
+    self.wake();
+    self.workers_.fetch_sub(1, std::memory_order_release);
+  }));
+}
+
+bool MpiTransport::take_finished() {
+  PoolWork* work = finished_.exchange(nullptr, std::memory_order_acquire);
+  const bool any = work != nullptr;
+  while (work != nullptr) {
+    PoolWork& mine = *std::exchange(work, work->next);
+    mine.wait_for_worker();  // it has only to say so
+    mine.running = false;
+    mine.after(*this, mine);
   }
+  return any;
 }
 
 // ---- receiving ----
@@ -203,7 +281,7 @@ void MpiTransport::open_message(RecvRecord& recv, const wire::Frame& frame,
     recv.complete(std::current_exception());
     return;
   }
-  finish(&recv, frame, payload, false);
+  received(&recv, payload.size(), use(recv, frame, payload, false));
 }
 
 // Receives a long payload where it belongs.
@@ -241,22 +319,26 @@ void MpiTransport::fill(RecvRecord& recv, const wire::Frame& frame, int tag) {
   }
 }
 
-// `recv` is null where nobody waits any more.
-void MpiTransport::finish(RecvRecord* recv, const wire::Frame& frame, std::span<const std::byte> payload,
-                          bool in_place) {
-  counters_.messages_received += 1;
-  counters_.payload_bytes_received += payload.size();
-  counters_.wire_bytes_received += payload.size() + wire::kFrameBytes;
-  if (recv == nullptr) return;
-  std::exception_ptr problem;
+// Checks a payload and hands it to its sink, on the engine's thread or on a worker.
+std::exception_ptr MpiTransport::use(RecvRecord& recv, const wire::Frame& frame,
+                                     std::span<const std::byte> payload, bool in_place) const noexcept {
   try {
     if (options_.checksum) wire::check_payload(frame, payload);
-    if (!in_place) deliver(*recv, payload, recv->operation.executor->arena());
+    if (!in_place) deliver(recv, payload, recv.operation.executor->arena());
   } catch (...) {
-    problem = std::current_exception();
+    return std::current_exception();
   }
+  return nullptr;
+}
+
+// `recv` is null where nobody waits any more.
+void MpiTransport::received(RecvRecord* recv, std::size_t bytes, std::exception_ptr problem) {
+  counters_.messages_received += 1;
+  counters_.payload_bytes_received += bytes;
+  counters_.wire_bytes_received += bytes + wire::kFrameBytes;
+  if (recv == nullptr) return;
   recv->transport_data = nullptr;
-  recv->complete(problem);
+  recv->complete(std::move(problem));
 }
 
 // ---- letting go ----
@@ -267,8 +349,13 @@ void MpiTransport::cancel(TransferRecord& record) noexcept {
     cancel_recv(*recv);
     return;
   }
-  auto& send = static_cast<SendRecord&>(record);
-  static_cast<Outgoing*>(std::exchange(send.transport_data, nullptr))->record = nullptr;
+  cancel_send(static_cast<SendRecord&>(record));
+}
+
+void MpiTransport::cancel_send(SendRecord& send) {
+  auto& out = *static_cast<Outgoing*>(std::exchange(send.transport_data, nullptr));
+  if (out.running) out.wait_for_worker();  // which reads the payload
+  out.record = nullptr;
   if (send.observer != nullptr) send.observer->sent(send);
 }
 
@@ -279,17 +366,35 @@ void MpiTransport::cancel_recv(RecvRecord& recv) {
     return;
   }
   auto& incoming = *static_cast<Incoming*>(state);
+  if (incoming.running) incoming.wait_for_worker();
   incoming.record = nullptr;
   if (recv.sink.kind == Sink::Kind::consume) return;  // the memory is ours
+  if (recv.sink.kind == Sink::Kind::keep) {           // and now this is, too
+    incoming.staging = std::move(recv.sink.kept);
+    return;
+  }
+  take_back(incoming);
+}
+
+// The memory of a receive that nobody waits for any more is its owner's again when this returns.
+void MpiTransport::take_back(Incoming& incoming) {
   const Time give_up = clock_.now() + kCancelPatience;
-  while (!failure_ && incoming.pending > 0) {
+  bool asked = false;
+  while (incoming.pending > 0) {
+    // In a job that goes on the payload must be taken, or the sender waits for ever.
+    if (failure_ && !std::exchange(asked, true)) {
+      for (std::size_t i = 0; i < requests_.size(); ++i) {
+        if (owners_[i].target == &incoming) MPI_Cancel(&requests_[i]);
+      }
+    }
     if (clock_.now() > give_up) {
-      failure_ = std::make_exception_ptr(TransportError(
-          TransportError::Kind::peer_lost, recv.peer,
-          "rank " + std::to_string(rank_) + ": mpi: a receive from rank " + std::to_string(recv.peer) +
-              " was cancelled while its payload arrived, and the rest did not come within 2 s; end the "
-              "job"));
-      return;
+      std::fprintf(
+          stderr,
+          "weft: rank %d: mpi: a receive from rank %d was cancelled while its payload arrived, and the "
+          "rest did not come within 2 s; MPI would write it into memory that is given back now, so "
+          "the job ends here\n",
+          rank_, incoming.frame.source);
+      MPI_Abort(MPI_COMM_WORLD, 1);
     }
     if (collect())
       dispatch();
@@ -360,7 +465,8 @@ void MpiTransport::dispatch() {
 }
 
 bool MpiTransport::poll() noexcept {
-  if (!collect()) return false;
+  const bool computed = take_finished();
+  if (!collect()) return computed;
   dispatch();
   stir();
   return true;
@@ -402,8 +508,25 @@ void MpiTransport::piece_came(Incoming& incoming, const Event& event) {
             ", but " + std::to_string(incoming.filled) + " bytes arrived"));
     return;
   }
-  finish(std::exchange(incoming.record, nullptr), incoming.frame, incoming.target,
-         incoming.staging.data() == nullptr);
+  const auto compute = [](PoolWork& work) {
+    auto& mine = static_cast<Incoming&>(work);
+    mine.problem = mine.transport->use(*mine.record, mine.frame, mine.target, mine.staging.data() == nullptr);
+  };
+  incoming.problem = nullptr;
+  incoming.transport = this;
+  if (incoming.record != nullptr && is_work(incoming.record->operation, incoming.frame.length)) {
+    incoming.after = [](MpiTransport& self, PoolWork& work) {
+      self.payload_is_used(static_cast<Incoming&>(work));
+    };
+    on_pool(incoming.record->operation, incoming, compute);
+    return;
+  }
+  if (incoming.record != nullptr) compute(incoming);
+  payload_is_used(incoming);
+}
+
+void MpiTransport::payload_is_used(Incoming& incoming) {
+  received(std::exchange(incoming.record, nullptr), incoming.frame.length, incoming.problem);
   incoming.staging = Buffer();
   incoming.target = {};
   filling_.erase(incoming);

@@ -8,6 +8,7 @@
 #include <mpi.h>
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -36,11 +37,32 @@ inline constexpr std::size_t kListeners = 16;
 
 std::string text_of(int code);  // MPI's own words
 
+class MpiTransport;
+
+// A computation on the worker pool: the checksum of what leaves, or checksum and sink of what came.
+struct PoolWork {
+  MpiTransport* transport = nullptr;
+  void (*compute)(PoolWork&) = nullptr;               // on the worker
+  void (*after)(MpiTransport&, PoolWork&) = nullptr;  // on the engine's thread
+  bool running = false;                               // handed to the pool, and not taken back
+  std::atomic<bool> over{false};                      // the worker's last touch of it
+  PoolWork* next = nullptr;                           // among those that are over
+  void wait_for_worker() const {
+    while (!over.load(std::memory_order_acquire)) std::this_thread::yield();
+  }
+};
+
 // A message that leaves. Reused, with its bounce buffer.
-struct Outgoing {
+struct Outgoing : PoolWork {
+  MatchKey key;  // while its checksum is computed, or while it stands behind one whose is
+  Outgoing* match_next = nullptr;
+  Outgoing* match_previous = nullptr;
+
   SendRecord* record = nullptr;  // null when it was copied or cancelled: nobody waits
-  Buffer head;                   // the frame, and a short payload behind it
-  int pending = 0;               // requests
+  wire::Frame frame;
+  std::span<const std::byte> payload;
+  Buffer head;      // the frame, and a short payload behind it
+  int pending = 0;  // requests
 };
 
 // A receive that is posted for the next head, whoever sends it.
@@ -64,7 +86,7 @@ struct Arrival {
 
 // A long payload on its way to where it belongs: one at a time of a (source, identity), so that its memory is
 // still warm when the next one takes it. Reused.
-struct Incoming {
+struct Incoming : PoolWork {
   MatchKey key;
   Incoming* match_next = nullptr;
   Incoming* match_previous = nullptr;
@@ -75,6 +97,7 @@ struct Incoming {
   std::span<std::byte> target;
   std::size_t filled = 0;
   int pending = 0;
+  std::exception_ptr problem;  // with its checksum or its sink
 };
 
 // What MPI may hold in its hands: left to the process when a failed transport goes before its requests.
@@ -131,6 +154,13 @@ class MpiTransport final : public Transport {
   }
   bool start_send(Outgoing& out, std::span<const std::byte> bytes, int peer, int tag);
   Outgoing& take_outgoing();
+  void leave(Outgoing& out);
+  void leave_in_order(MatchKey key);  // a copy: what it belongs to may be reused
+  bool is_work(const Operation& operation, std::size_t bytes) const {
+    return operation.pool != nullptr && bytes >= options_.worker_bytes;
+  }
+  void on_pool(Operation& operation, PoolWork& work, void (*compute)(PoolWork&));
+  bool take_finished();
   void release(Outgoing& out) { free_outgoing_.push_back(&out); }
   static void sent(SendRecord& send, std::exception_ptr error) {
     if (send.observer != nullptr) send.observer->sent(send);
@@ -145,8 +175,13 @@ class MpiTransport final : public Transport {
   void match(const MatchKey& key);
   void open_message(RecvRecord& recv, const wire::Frame& frame, std::span<const std::byte> payload, int tag);
   void fill(RecvRecord& recv, const wire::Frame& frame, int tag);
-  void finish(RecvRecord* recv, const wire::Frame& frame, std::span<const std::byte> payload, bool in_place);
+  std::exception_ptr use(RecvRecord& recv, const wire::Frame& frame, std::span<const std::byte> payload,
+                         bool in_place) const noexcept;
+  void received(RecvRecord* recv, std::size_t bytes, std::exception_ptr problem);
+  void payload_is_used(Incoming& incoming);
+  void cancel_send(SendRecord& send);
   void cancel_recv(RecvRecord& recv);
+  void take_back(Incoming& incoming);
   bool is_long(const wire::Frame& frame) const { return frame.length > options_.bounce_bytes; }
 
   bool collect();
@@ -182,6 +217,9 @@ class MpiTransport final : public Transport {
   MatchTable<RecvRecord> waiting_;
   MatchTable<Arrival> arrived_;
   MatchTable<Incoming> filling_;
+  MatchTable<Outgoing> summing_;  // in the order in which they were posted
+  std::atomic<PoolWork*> finished_{nullptr};
+  std::atomic<int> workers_{0};  // that may still touch this object
 
   bool closed_ = false;
   std::exception_ptr failure_;

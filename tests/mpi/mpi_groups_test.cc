@@ -57,7 +57,10 @@ int wrong_sums(Running& engine, int rank, int size, bool labelled) {
         rank % 2 == 0 ? (i + static_cast<std::uint32_t>(rank)) % kGroups : kGroups - 1 - i;
     if (!member(g)) continue;
     const Comm group = engine->world().subgroup(members_of(labelled ? g : 0, size), labelled ? g : 0);
-    tickets.push_back(engine.sum(group, sums[g], 5));
+    try {
+      tickets.push_back(engine.sum(group, sums[g], 5));
+    } catch (const UsageError&) {  // the identity is in flight: this sum stays wrong
+    }
   }
   for (const Ticket& ticket : tickets) ticket.wait();
   int wrong = 0;
@@ -80,7 +83,8 @@ TEST_F(Mpi, EightGroupsAtOnceInAnyOrderBesideALongSum) {
   if (rank() == 0) sum = engine.sum(engine->world(), large, 5);
   sum.wait();
   EXPECT_EQ(large, std::vector<std::int64_t>(large.size(), size() * (size() + 1) / 2));
-  // Control: without labels the eight are one group, and what ranks submit in different orders is mixed up.
+  // Control: without labels the eight are one group, of which one sum at a time is taken, on each rank
+  // another.
   EXPECT_GT(wrong_sums(engine, rank(), size(), false), 0);
 }
 

@@ -1,13 +1,15 @@
 // The mpi transport as 2..4 processes.
 //
-// `mpi_test --funneled` initialises MPI itself, with too low a thread level, and checks only that weft
-// refuses it.
+// `mpi_test --funneled` (or --serialized, --multiple) initialises MPI itself with that thread level, and
+// checks only whether weft takes it.
 #include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 
+#include "base/worker_pool.h"
 #include "mpi/mpi_fixture.h"
 #include "weft/collective.h"
 #include "weft/engine.h"
@@ -348,6 +350,87 @@ TEST_F(Mpi, AReceiveCanBeGivenUpWhileItArrives) {
   EXPECT_EQ(tiny->failure(), nullptr);
 }
 
+// Rank 1 gives a receive up in a failed job while its payload comes; whoever owns the memory then uses it.
+// Gives whether somebody else wrote into it.
+bool written_after_it_was_given_back(Transport& transport) {
+  constexpr std::size_t kLength = 4 << 20;
+  static const Bytes out = pattern(kLength, 78);  // mpi may keep it until the process ends
+  static Bytes in(kLength);
+  BareRank rank(transport);
+  const Time end = transport.clock().now() + 300ms;
+  bool written = false;
+  rank.start(
+      [&](Comm comm) -> Task<void> {
+        if (comm.rank() == 0) {
+          const Transfer transfer = comm.send(1, 0, view(out));
+          while (comm.now() < end) co_await comm.sleep_until(comm.now() + 20us);
+        } else if (comm.rank() == 1) {
+          std::fill(in.begin(), in.end(), std::byte{0});
+          {
+            const Transfer transfer = comm.recv(0, 0, std::span(in));
+            while (comm.now() < end && !transfer.done() && in.front() == std::byte{0})
+              co_await comm.sleep_until(comm.now() + 1us);
+            transport.close("as the test says");
+          }
+          std::fill(in.begin(), in.end(), std::byte{0xee});
+          int found = 0;
+          while (comm.now() < end)  // lets MPI work
+            MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+          written = std::any_of(in.begin(), in.end(), [](std::byte b) { return b != std::byte{0xee}; });
+        }
+      },
+      14);
+  while (!rank.done()) {
+    if (!rank.poll()) transport.wait(rank.next_deadline());
+  }
+  return written;
+}
+
+TEST_F(Mpi, AFailedJobWritesIntoNoMemoryThatWasGivenBack) {
+  for (int i = 0; i < 5; ++i) {
+    const auto transport = open_mpi({.job = 8, .bounce_bytes = 100, .piece_limit = std::size_t{1} << 18});
+    EXPECT_FALSE(written_after_it_was_given_back(*transport));
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+// Long, short and long messages of one identity, whose checksums are computed here and there.
+Task<void> long_and_short(Comm comm, std::vector<std::thread::id>& consumers) {
+  constexpr std::size_t kLengths[] = {3 << 20, 10, 2 << 20, 5000, 0, 1 << 20};
+  std::vector<Bytes> out;
+  std::vector<Transfer> transfers;
+  for (const std::size_t length : kLengths) out.push_back(pattern(length, length));
+  if (comm.rank() == 0) {
+    for (const Bytes& bytes : out) transfers.push_back(comm.send(1, 0, view(bytes)));
+    for (Transfer& transfer : transfers) co_await transfer;
+  } else if (comm.rank() == 1) {
+    for (const Bytes& expected : out) {
+      const auto consume = [&](std::span<const std::byte> bytes) {
+        consumers.push_back(std::this_thread::get_id());
+        EXPECT_TRUE(std::ranges::equal(bytes, expected)) << expected.size();
+      };
+      Transfer transfer = comm.recv_with(0, 0, std::size_t{3} << 20, consume);
+      co_await transfer;
+    }
+  }
+}
+
+TEST_F(Mpi, LongPayloadsAreCheckedAndConsumedOnThePool) {
+  for (const bool with_pool : {true, false}) {
+    WorkerPool pool(2);
+    std::vector<std::thread::id> consumers;
+    BareRank bare(*shared(), with_pool ? &pool : nullptr);
+    bare.start([&](Comm comm) { return long_and_short(comm, consumers); }, 15, with_pool ? 1 : 0);
+    bare.run();
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank() != 1) continue;
+    ASSERT_EQ(consumers.size(), 6u);
+    const std::thread::id here = std::this_thread::get_id();
+    for (const std::size_t i : {0, 2, 5}) EXPECT_EQ(consumers[i] != here, with_pool) << i;
+    for (const std::size_t i : {1, 3, 4}) EXPECT_EQ(consumers[i], here) << i;
+  }
+}
+
 TEST_F(Mpi, ALateOperationEndsInATimeoutAndTheNextOneWorks) {
   EXPECT_THROW(run(*shared(), wait_for_nothing, 10, 0, 50ms), TimeoutError);
   EXPECT_EQ(shared()->failure(), nullptr);
@@ -389,15 +472,16 @@ TEST_F(Mpi, OptionsThatDifferAreRefusedOnEveryRank) {
   EXPECT_THROW(open_mpi({.piece_limit = std::size_t{1} << 31}), UsageError);
 }
 
-int refuses_funneled(int argc, char** argv) {
+// A program that has initialised MPI itself. 0 if what weft says of its level is right.
+int with_level(int asked, const char* name, bool enough) {
   int level = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
-  int result = 1;
+  MPI_Init_thread(nullptr, nullptr, asked, &level);
+  int result = enough ? 0 : 1;
   try {
     const auto transport = open_mpi({});
     std::printf("accepted\n");
   } catch (const UsageError& e) {
-    result = std::string(e.what()).find("MPI_THREAD_FUNNELED") == std::string::npos ? 2 : 0;
+    result = enough || std::string(e.what()).find(name) == std::string::npos ? 2 : 0;
     std::printf("%s\n", e.what());
   }
   MPI_Finalize();
@@ -408,7 +492,10 @@ int refuses_funneled(int argc, char** argv) {
 }  // namespace weft
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::strcmp(argv[1], "--funneled") == 0) return weft::refuses_funneled(argc, argv);
+  const std::string level = argc > 1 ? argv[1] : "";
+  if (level == "--funneled") return weft::with_level(MPI_THREAD_FUNNELED, "MPI_THREAD_FUNNELED", false);
+  if (level == "--serialized") return weft::with_level(MPI_THREAD_SERIALIZED, "MPI_THREAD_SERIALIZED", false);
+  if (level == "--multiple") return weft::with_level(MPI_THREAD_MULTIPLE, "", true);
   testing::InitGoogleTest(&argc, argv);
   weft::shared() = weft::open_mpi({});
   if (weft::shared()->size() < 2) {
