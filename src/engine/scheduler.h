@@ -62,7 +62,7 @@ class Scheduler final : public Decorator, public SendObserver {
   void look_again() { look_again_ = true; }                               // somebody waits for a ticket now
   // Takes note of what holds now, and tells the transport if that has changed.
   void look_at_hold();
-  void end_hold_span();  // in the trace
+  void end_hold_span();                            // in the trace
   Time last_start() const { return last_start_; }  // of a send: the queue has moved
   // Starts what may start. True if anything did.
   bool pump() noexcept;

@@ -102,8 +102,8 @@ class LinkModel {
     std::uint32_t send_port = 0, receive_port = 0;
     std::uint32_t next = kNone;  // on its send port
     int from = 0;
-    Tick begins = 0;             // not before
-    bool paid = false;           // the overhead
+    Tick begins = 0;    // not before
+    bool paid = false;  // the overhead
     bool cancelled = false;
     bool begun() const { return paid || moved > 0 || arrives >= 0; }
   };

@@ -43,7 +43,7 @@ struct MpiOptions {
   // The following affect speed only.
   std::size_t bounce_bytes =
       3968;  // payloads up to this are copied behind their frame; both fit an eager fragment
-  std::size_t piece_limit = std::size_t{1} << 30;  // longest MPI message of a payload; at most 2^31 - 1
+  std::size_t piece_limit = std::size_t{1} << 30;   // longest MPI message of a payload; at most 2^31 - 1
   std::size_t worker_bytes = std::size_t{1} << 20;  // payloads from here on are summed, checked and consumed
                                                     // on the worker pool (about 200 us)
 };

@@ -1,7 +1,4 @@
-#include <sched.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 
@@ -339,68 +336,6 @@ void MpiTransport::received(RecvRecord* recv, std::size_t bytes, std::exception_
   if (recv == nullptr) return;
   recv->transport_data = nullptr;
   recv->complete(std::move(problem));
-}
-
-// ---- letting go ----
-
-void MpiTransport::cancel(TransferRecord& record) noexcept {
-  if (record.transport_data == nullptr) return;
-  if (auto* recv = dynamic_cast<RecvRecord*>(&record)) {
-    cancel_recv(*recv);
-    return;
-  }
-  cancel_send(static_cast<SendRecord&>(record));
-}
-
-void MpiTransport::cancel_send(SendRecord& send) {
-  auto& out = *static_cast<Outgoing*>(std::exchange(send.transport_data, nullptr));
-  if (out.running) out.wait_for_worker();  // which reads the payload
-  out.record = nullptr;
-  if (send.observer != nullptr) send.observer->sent(send);
-}
-
-void MpiTransport::cancel_recv(RecvRecord& recv) {
-  void* const state = std::exchange(recv.transport_data, nullptr);
-  if (state == &waiting_) {
-    waiting_.erase(recv);
-    return;
-  }
-  auto& incoming = *static_cast<Incoming*>(state);
-  if (incoming.running) incoming.wait_for_worker();
-  incoming.record = nullptr;
-  if (recv.sink.kind == Sink::Kind::consume) return;  // the memory is ours
-  if (recv.sink.kind == Sink::Kind::keep) {           // and now this is, too
-    incoming.staging = std::move(recv.sink.kept);
-    return;
-  }
-  take_back(incoming);
-}
-
-// The memory of a receive that nobody waits for any more is its owner's again when this returns.
-void MpiTransport::take_back(Incoming& incoming) {
-  const Time give_up = clock_.now() + kCancelPatience;
-  bool asked = false;
-  while (incoming.pending > 0) {
-    // In a job that goes on the payload must be taken, or the sender waits for ever.
-    if (failure_ && !std::exchange(asked, true)) {
-      for (std::size_t i = 0; i < requests_.size(); ++i) {
-        if (owners_[i].target == &incoming) MPI_Cancel(&requests_[i]);
-      }
-    }
-    if (clock_.now() > give_up) {
-      std::fprintf(
-          stderr,
-          "weft: rank %d: mpi: a receive from rank %d was cancelled while its payload arrived, and the "
-          "rest did not come within 2 s; MPI would write it into memory that is given back now, so "
-          "the job ends here\n",
-          rank_, incoming.frame.source);
-      MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    if (collect())
-      dispatch();
-    else
-      sched_yield();
-  }
 }
 
 // ---- progress ----

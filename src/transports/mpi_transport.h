@@ -1,5 +1,5 @@
-// What transports/mpi.cc (life, goodbye, sleep) and transports/mpi_messages.cc (sends, receives, progress)
-// share. Nobody else includes this: it needs <mpi.h>.
+// What transports/mpi.cc (life, goodbye, letting go, sleep) and transports/mpi_messages.cc (sends, receives,
+// progress) share. Nobody else includes this: it needs <mpi.h>.
 #pragma once
 
 #ifndef OMPI_SKIP_MPICXX
