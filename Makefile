@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup ready build demo test bench lint format sanitize fuzz soak clean
+.PHONY: help setup ready build demo test clients bench lint format sanitize fuzz soak clean
 
 FUZZ_SECONDS ?= 20
 SOAK_MINUTES ?= 10
@@ -42,6 +42,10 @@ test: build ## all tests, the core alone, ASan on unit+ranks (GRID=full: the lar
 	@$(CTEST) --test-dir build/core || { echo "make test: a test of the core alone failed, see above"; exit 1; }
 	@tools/build asan tests_unit tests_ranks
 	@$(CTEST) --test-dir build/asan -L '^(unit|ranks)$$' || { echo "make test: a test failed under ASan, see above"; exit 1; }
+
+clients: ready ## Lightning, accelerate and transformers train with weft's hook (installs them into build/clients)
+	@tools/build release weft_python weft_cli
+	@tests/clients/run
 
 bench: build ## measure: build/bench/*.json (the list stands in bench/run)
 	@bench/run
