@@ -37,7 +37,6 @@ struct TcpOptions {
   Time connect_timeout = 60s;
   Time heartbeat = 200ms;              // something is sent to every peer at least this often
   Time dead_after = 1s;                // a peer that is silent for so long is lost
-  Time close_timeout = 500ms;          // for what is queued when the transport is closed
   int notsent_lowat = 128 << 10;       // bytes that the kernel may hold unsent: these cannot be overtaken
   std::size_t worker_bytes = 1 << 20;  // a consumer of more than that runs on the worker pool
 };

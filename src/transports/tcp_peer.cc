@@ -51,7 +51,6 @@ Peer::Peer(Socket socket, const Link& link, PeerEvents& events)
   ::fcntl(fd_, F_SETFD, FD_CLOEXEC);  // a program that this one starts must not hold the connection open
   set_option(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, link.notsent_lowat);
-  set_option(fd_, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(link.user_timeout / 1ms));
   batch_.reserve(kBatch + kShort + wire::kFrameBytes);
   control_.reserve(16 * wire::kFrameBytes);
 }
@@ -94,7 +93,11 @@ void Peer::read() {
     const ssize_t n = ::readv(fd_, parts.data(), static_cast<int>(count));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (n <= 0) return events_.gone(*this, nullptr);
+    if (n <= 0) {
+      // A write that failed has taken the reason from the kernel, and left it here.
+      if (n < 0) broken_by_ = errno;
+      return events_.gone(*this, nullptr);
+    }
     const auto got = static_cast<std::size_t>(n);
     turn += got;
     heard_ = steady_now();
@@ -259,6 +262,7 @@ Outgoing* Peer::choose() {
 
 // Decides what goes next. False if there is nothing, or the next message is not ready.
 bool Peer::load() {
+  if (said_all()) return false;  // a grant may still come while this rank waits: nothing follows a goodbye
   batch_.clear();
   batch_done_ = 0;
   batch_.swap(control_);
@@ -303,7 +307,7 @@ void Peer::write() {
   if (write_armed_) return;  // the kernel is full
   for (std::size_t turn = 0; open_ && !broken_;) {
     if (batch_done_ == batch_.size() && body_ == nullptr && !load()) {
-      if (!queue_.empty() && !held_)
+      if (!queue_.empty() && !held_ && !said_all())
         arm_write();  // to go on with the checksum after the others had their turn
       return;
     }
@@ -324,12 +328,14 @@ void Peer::write() {
     const ssize_t n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return arm_write();
-    if (n < 0) {  // why is for the reader to find out: a goodbye may lie there unread
+    if (n < 0) {  // whether that matters is for the reader to find out: a goodbye may lie there unread
       broken_ = true;
+      broken_by_ = errno == EPIPE ? 0 : errno;
       return;
     }
     turn += static_cast<std::size_t>(n);
     spoken_ = steady_now();
+    written_ += static_cast<std::uint64_t>(n);
     link_.counters->wire_bytes_sent += static_cast<std::uint64_t>(n);
     ++*link_.progress;
     advance(static_cast<std::size_t>(n));
@@ -348,16 +354,25 @@ void Peer::advance(std::size_t written) {
 }
 
 bool Peer::idle() const {
-  return batch_done_ == batch_.size() && body_ == nullptr && control_.empty() && last_words_.empty() &&
-         queue_.empty();
+  if (batch_done_ != batch_.size() || body_ != nullptr) return false;
+  return said_all() || (control_.empty() && last_words_.empty() && queue_.empty());
 }
 
-bool Peer::flushed() {
+// Closing a connection whose kernel still has something to send makes a reset of the next heartbeat that comes
+// in, and the other end loses what was on its way. So the last byte must have arrived.
+bool Peer::flushed(Time patience) {
   if (!open_ || broken_ || given_up_) return true;
-  if (!idle()) return false;
-  if (!std::exchange(shut_, true)) ::shutdown(fd_, SHUT_WR);
+  const bool said = idle();
+  if (said && !std::exchange(shut_, true)) ::shutdown(fd_, SHUT_WR);
   int unacknowledged = 0;
-  return ::ioctl(fd_, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0;
+  if (::ioctl(fd_, SIOCOUTQ, &unacknowledged) != 0) return true;
+  if (said && unacknowledged == 0) return true;
+  const std::uint64_t on_its_way = std::min(written_, static_cast<std::uint64_t>(unacknowledged));
+  const std::uint64_t taken = written_ - on_its_way;
+  if (taken_at_ == Time{}) taken_at_ = heard_;
+  if (taken > taken_) taken_at_ = steady_now();
+  taken_ = std::max(taken_, taken);
+  return steady_now() - taken_at_ > patience;
 }
 
 void Peer::close() {

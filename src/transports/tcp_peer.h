@@ -41,8 +41,8 @@ class PeerEvents {
   virtual std::span<std::byte> landing(Peer& peer, const wire::Frame& frame) = 0;
   virtual void landed(Peer& peer, const wire::Frame& frame) = 0;  // it is there, and its checksum is right
   virtual void goodbye(Peer& peer, const wire::Frame& frame, std::span<const std::byte> text) = 0;
-  // No more can be read: `error`, or null at the end of the stream. The peer touches nothing of its own after
-  // this call.
+  // No more can be read: `error`, or null where the connection ended (Peer::broken_by). The peer touches
+  // nothing of its own after this call.
   virtual void gone(Peer& peer, std::exception_ptr error) = 0;
   // Its data, or its request where it asks. False: write() is called again when it may.
   virtual bool may_begin(const Outgoing& message) = 0;
@@ -119,7 +119,6 @@ class Peer {
     TrafficCounters* counters = nullptr;
     std::uint64_t* progress = nullptr;  // counted up when anything was moved
     int notsent_lowat = 0;
-    Time user_timeout{};
   };
   Peer(Socket socket, const Link& link, PeerEvents& events);
   Peer(const Peer&) = delete;
@@ -130,6 +129,8 @@ class Peer {
   Time heard() const { return heard_; }    // when bytes last came
   Time spoken() const { return spoken_; }  // when bytes were last written
   void excuse(Time silence) { heard_ += silence; }
+  // The errno that ended the connection; 0: the other side closed it.
+  int broken_by() const { return broken_by_; }
 
   void start();  // begins to read
   // Reads what is there. The only place from which PeerEvents are called, but for begun() and sent().
@@ -151,8 +152,9 @@ class Peer {
   Outgoing* body() const { return body_; }                         // the long message that is being written
   Outgoing* take_body() { return std::exchange(body_, nullptr); }  // REQUIRES: closed
   bool idle() const;                                               // nothing waits to be written
-  // After say_last(): nothing is left to be written, and the other end has it all.
-  bool flushed();
+  // After say_last(): nothing is left to be written, and the other end has it all. Or it has taken nothing for
+  // `patience`, counted from when it was last heard.
+  bool flushed(Time patience);
   void give_up() { given_up_ = true; }  // it will not answer: flushed() does not wait for it
   void close();
 
@@ -180,6 +182,7 @@ class Peer {
   Outgoing* choose();
   void advance(std::size_t written);
   void append(const wire::Frame& frame);
+  bool said_all() const { return said_last_ && last_words_.empty(); }
 
   Link link_;
   PeerEvents& events_;
@@ -204,14 +207,18 @@ class Peer {
 
   HandlerSlot write_slot_;
   bool write_armed_ = false;
-  bool broken_ = false;           // writing failed; what can still be read decides why
+  bool broken_ = false;  // writing failed; what can still be read decides why
+  int broken_by_ = 0;
   std::vector<Outgoing*> queue_;  // a heap
   std::vector<std::byte> control_;
   std::vector<std::byte> last_words_;
   bool held_ = false;
   bool said_last_ = false;
   bool given_up_ = false;
-  bool shut_ = false;  // for writing
+  bool shut_ = false;          // for writing
+  std::uint64_t written_ = 0;  // to the kernel
+  std::uint64_t taken_ = 0;    // by the other end, when flushed() last looked
+  Time taken_at_{};            // when that had grown last
   std::vector<std::byte> batch_;
   std::size_t batch_done_ = 0;
   Outgoing* body_ = nullptr;

@@ -4,6 +4,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "weft/error.h"
@@ -21,6 +23,21 @@ const std::string kSaid = " (said rank ";
 std::string seconds_text(Time t) {
   const std::string text = std::to_string(seconds(t));
   return text.substr(0, text.find('.') + 2) + " s";
+}
+
+// How a connection ended that nobody took leave on.
+std::string ending_text(int error) {
+  switch (error) {
+    case 0:
+      return "its connection ended without a goodbye (the process was killed or has crashed)";
+    case ECONNRESET:
+      return "its connection was reset (the process was killed or has crashed with messages unread, or its host "
+             "or something on the way has forgotten the connection)";
+    case ETIMEDOUT:
+      return "its connection timed out, what was sent is not acknowledged (its host or the link is down)";
+    default:
+      return "its connection failed: " + std::generic_category().message(error);
+  }
 }
 
 void check(const TcpOptions& options) {
@@ -67,8 +84,7 @@ TcpTransport::TcpTransport(const TcpOptions& options)
                           .checksum = options.checksum,
                           .counters = &counters_,
                           .progress = &progress_,
-                          .notsent_lowat = options.notsent_lowat,
-                          .user_timeout = 2 * options.dead_after};  // a backstop: heartbeats come first
+                          .notsent_lowat = options.notsent_lowat};
     peers_.push_back(std::make_unique<Peer>(std::move(*socket), link, static_cast<PeerEvents&>(*this)));
     peers_.back()->credit_left = options.credit;
     peers_.back()->start();
@@ -207,9 +223,7 @@ void TcpTransport::gone(Peer& p, std::exception_ptr error) {
   if (failure_ || closing_ || p.left) return p.close();
   if (!error) {
     p.close();
-    const std::string text =
-        "rank " + std::to_string(p.rank()) +
-        " is lost: its connection ended without a goodbye (the process was killed or has crashed)";
+    const std::string text = "rank " + std::to_string(p.rank()) + " is lost: " + ending_text(p.broken_by());
     return fail(TransportError(Kind::peer_lost, p.rank(), text), text);
   }
   try {
@@ -340,12 +354,17 @@ void TcpTransport::end_local_sends(const std::exception_ptr& error) {
   }
 }
 
+// A rank that leaves well waits for each peer as long as that takes anything, and dead_after more. After a
+// failure nobody wants the data, only the reason: dead_after in all.
 void TcpTransport::flush() {
-  const Time deadline = clock_.now() + options_.close_timeout;
+  const Time deadline = failure_ ? clock_.now() + options_.dead_after : kNever;
+  for (const auto& p : peers_) {
+    if (p != nullptr && p->open()) p->read();  // what was heard of it counts from here
+  }
   for (;;) {
     write_dirty();
     bool all = true;
-    for (const auto& p : peers_) all = (p == nullptr || p->flushed()) && all;
+    for (const auto& p : peers_) all = (p == nullptr || p->flushed(options_.dead_after)) && all;
     const Time now = clock_.now();
     if (all || now >= deadline) return;
     if (io_.stopped()) io_.restart();
@@ -374,6 +393,7 @@ void TcpTransport::leave(const std::string& reason) {
   } else if (!failure_) {
     say_goodbye(Kind::peer_lost, rank(), "");
   }
+  give_way(Time{});  // nothing waits for its turn any more
   flush();
   for (const auto& p : peers_) {
     if (p != nullptr) p->close();

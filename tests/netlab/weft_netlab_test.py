@@ -1,7 +1,7 @@
 """weft over real TCP links between network namespaces: it computes the right thing, its bytes cross the link, and a pulled link
-becomes one clear sentence on the survivors. Needs root; exits with 77 elsewhere.
+becomes one clear sentence on the survivors; who leaves over a slow link loses nothing. Needs root; exits with 77 elsewhere.
 
-Usage: weft_netlab_test.py PATH_OF_WEFT
+Usage: weft_netlab_test.py PATH_OF_WEFT PATH_OF_LEAVING_RANK
 """
 
 import json
@@ -15,6 +15,7 @@ import unittest
 NETLAB = pathlib.Path(__file__).resolve().parents[2] / "tools" / "netlab"
 LAB = f"weft-test-{os.getpid()}"
 WEFT = ""
+LEAVING_RANK = ""
 
 
 def netlab(verb: str, *arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
@@ -66,9 +67,25 @@ class WeftOnLinks(unittest.TestCase):
         self.assertLess(took, 8, errors)
 
 
+class Leaving(unittest.TestCase):
+    def tearDown(self) -> None:
+        netlab("down")
+
+    def test_what_was_sent_arrives_over_a_slow_link_before_the_goodbye(self) -> None:
+        self.assertEqual(netlab("up", "2", "1mbit").returncode, 0)
+        for rate, seconds in (("1mbit", 24), ("2mbit", 12)):
+            self.assertEqual(netlab("rate", rate).returncode, 0)
+            start = time.monotonic()
+            done = netlab("run", "--timeout", "90", "--", LEAVING_RANK)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("rank 0 has left the job", done.stderr)
+            self.assertGreater(time.monotonic() - start, 0.9 * seconds)  # control: it was that slow
+
+
 if __name__ == "__main__":
     if os.geteuid() != 0:
         print("weft on netlab: skipped, needs root")
         sys.exit(77)
+    LEAVING_RANK = sys.argv.pop()
     WEFT = sys.argv.pop()
     unittest.main()

@@ -39,6 +39,7 @@ class Stranger {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }
   bool connected() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
 
   bool send(std::span<const std::byte> bytes) const {
     return ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
