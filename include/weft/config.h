@@ -31,7 +31,8 @@ struct Config {
   std::string transport = "auto";  // WEFT_TRANSPORT: auto, threads, tcp, mpi
   std::string address;             // WEFT_ADDR: rank 0's address; empty: MASTER_ADDR, else 127.0.0.1
   int port = 0;                    // WEFT_PORT: of the rendezvous; 0: MASTER_PORT + 1
-  std::string job = "weft";        // WEFT_JOB: name of the job, the same on all ranks
+  std::string bind;                // WEFT_BIND: address or interface to listen at; empty: by MASTER_ADDR
+  std::string job;                 // WEFT_JOB: the same on all ranks; empty: the launcher's id of the job
   Secret token;                    // WEFT_TOKEN: shared secret; needed off loopback
 
   // Affects results: nothing in this table does
@@ -56,7 +57,7 @@ struct Config {
   Time time_limit = kNever;      // WEFT_TIME_LIMIT: of an operation, whatever progress it makes
   Time connect_timeout = 30s;    // WEFT_CONNECT_TIMEOUT
   Time heartbeat = 200ms;        // WEFT_HEARTBEAT
-  Time dead_after = 1s;          // WEFT_DEAD_AFTER: a silent peer is lost
+  Time dead_after = 10s;         // WEFT_DEAD_AFTER: a silent peer is lost
 
   std::string log = "warning";  // WEFT_LOG: debug, info, warning, error, off
 

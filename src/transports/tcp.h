@@ -30,13 +30,13 @@ struct TcpOptions {
   std::size_t credit = 4 << 20;            // bytes of unexpected messages that one peer may have here
   std::uint64_t max_message = 1ull << 40;  // a longer frame is an error
   bool checksum = true;                    // of payloads; headers always have one
+  Time heartbeat = 200ms;                  // something is sent to every peer at least this often
+  Time dead_after = 10s;                   // a peer that is silent for so long is lost
 
   // Affects speed and place only.
-  std::string token_dir;     // empty: /tmp/weft-<uid>
-  std::string bind_address;  // of the listener. Empty: the address that leads to rank 0. Never a wildcard
+  std::string token_dir;  // empty: /tmp/weft-<uid>
+  std::string bind;       // address or interface to listen at. Empty: see tcp_addresses.h. Never a wildcard
   Time connect_timeout = 60s;
-  Time heartbeat = 200ms;              // something is sent to every peer at least this often
-  Time dead_after = 1s;                // a peer that is silent for so long is lost
   int notsent_lowat = 128 << 10;       // bytes that the kernel may hold unsent: these cannot be overtaken
   std::size_t worker_bytes = 1 << 20;  // a consumer of more than that runs on the worker pool
 };

@@ -14,7 +14,11 @@ constexpr Time kLongestPause = 200ms;
 }
 
 Dial::Dial(asio::io_context& io, Call call, HandshakeBytes& bytes)
-    : call_(std::move(call)), bytes_(bytes), socket_(io.get_executor()), timer_(io.get_executor()) {}
+    : call_(std::move(call)),
+      bytes_(bytes),
+      socket_(io.get_executor()),
+      timer_(io.get_executor()),
+      problems_(call_.endpoints.size()) {}
 
 std::shared_ptr<Dial> Dial::start(asio::io_context& io, Call call, HandshakeBytes& bytes) {
   auto dial = std::make_shared<Dial>(io, std::move(call), bytes);
@@ -44,7 +48,7 @@ auto Dial::then(Then next) {
 }
 
 void Dial::attempt() {
-  const SocketEndpoint& to = call_.endpoints[turn_++ % call_.endpoints.size()];
+  const SocketEndpoint& to = call_.endpoints[turn_];
   ++attempts_;
   timer_.expires_after(kAttempt);
   timer_.async_wait([self = shared_from_this(), attempt = attempts_](const std::error_code& error) {
@@ -54,7 +58,8 @@ void Dial::attempt() {
 }
 
 void Dial::again(const std::string& problem) {
-  problem_ = problem;
+  problems_[turn_] = problem;
+  turn_ = (turn_ + 1) % call_.endpoints.size();
   std::error_code ignored;
   socket_.close(ignored);
   ++attempts_;  // what is left of this attempt is ignored
@@ -63,6 +68,15 @@ void Dial::again(const std::string& problem) {
   timer_.async_wait([self = shared_from_this(), attempt = attempts_](const std::error_code& error) {
     if (!error && !self->stopped_ && attempt == self->attempts_) self->attempt();
   });
+}
+
+std::string Dial::tried() const {
+  std::string text;
+  for (std::size_t i = 0; i < problems_.size(); ++i) {
+    text += (i == 0 ? "" : "; ") + text_of(call_.endpoints[i]) + ": " +
+            (problems_[i].empty() ? "no answer" : problems_[i]);
+  }
+  return text;
 }
 
 void Dial::fail(std::exception_ptr error) {

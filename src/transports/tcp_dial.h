@@ -30,8 +30,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   static std::shared_ptr<Dial> start(asio::io_context& io, Call call, HandshakeBytes& bytes);
   // No callback is made any more.
   void stop();
-  // What went wrong last, for a person; empty before the first failure.
-  const std::string& last_problem() const { return problem_; }
+  // Every address that was called and what went wrong there last, for a person.
+  std::string tried() const;
 
   Dial(asio::io_context& io, Call call, HandshakeBytes& bytes);  // use start()
 
@@ -51,12 +51,12 @@ class Dial : public std::enable_shared_from_this<Dial> {
   HandshakeBytes& bytes_;
   Socket socket_;
   SteadyTimer timer_;
-  std::size_t turn_ = 0;      // which endpoint is next
+  std::size_t turn_ = 0;      // which endpoint is called
   std::size_t attempts_ = 0;  // counted up at the start and at the end of each
   std::size_t proofs_ = 0;    // that were sent
   Time pause_ = 5ms;
   bool stopped_ = false;
-  std::string problem_;
+  std::vector<std::string> problems_;  // by endpoint; empty: none so far
   std::string token_;
   HelloBytes hello_{};
   ChallengeBytes challenge_{};

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "transports/tcp.h"
 #include "weft/error.h"
 #include "wire/crc32c.h"
 
@@ -21,7 +22,6 @@ constexpr std::uint32_t kHelloMagic = 0x31485457u;      // "WTH1"
 constexpr std::uint32_t kChallengeMagic = 0x31435457u;  // "WTC1"
 constexpr std::uint32_t kVerdictMagic = 0x31565457u;    // "WTV1"
 constexpr std::uint32_t kNoticeMagic = 0x314e5457u;     // "WTN1"
-constexpr std::uint8_t kHandshakeVersion = 1;
 constexpr std::string_view kConnector = "weft tcp connector";
 constexpr std::string_view kAcceptor = "weft tcp acceptor ";
 
@@ -38,6 +38,8 @@ constexpr std::size_t kAtEagerLimit = 32;
 constexpr std::size_t kAtCredit = 40;
 constexpr std::size_t kAtMaxMessage = 48;
 constexpr std::size_t kAtChecksum = 56;
+constexpr std::size_t kAtHeartbeat = 58;
+constexpr std::size_t kAtDeadAfter = 60;
 constexpr std::size_t kAtHelloNonce = 64;
 constexpr std::size_t kAtAnswer = 16;
 // Of Proof.
@@ -96,7 +98,9 @@ std::string_view text_of(Refusal refusal) {
     case Refusal::version:
       return "the versions of weft differ (install the same on all hosts)";
     case Refusal::job:
-      return "it belongs to another job (give each job a port of its own: WEFT_PORT)";
+      return "it belongs to another job (give each job a port of its own: WEFT_PORT; what tells jobs apart "
+             "is "
+             "WEFT_JOB, or else the launcher's id of the job, the same on all ranks)";
     case Refusal::epoch:
       return "it is in another epoch of the job";
     case Refusal::size:
@@ -106,9 +110,20 @@ std::string_view text_of(Refusal refusal) {
     case Refusal::taken:
       return "this rank is taken: another process claims it and is connected (RANK)";
     case Refusal::settings:
-      return "the ranks differ in eager limit, credit, message limit or checksum";
+      return "the ranks differ in eager limit, credit, message limit, checksum, WEFT_HEARTBEAT or "
+             "WEFT_DEAD_AFTER";
   }
   return "unknown reason";
+}
+
+Settings settings_of(const TcpOptions& options) {
+  const auto milliseconds = [](Time t, std::int64_t most) { return std::min<std::int64_t>(t / 1ms, most); };
+  return {.eager_limit = options.eager_limit,
+          .credit = options.credit,
+          .max_message = options.max_message,
+          .checksum = options.checksum,
+          .heartbeat = static_cast<std::uint16_t>(milliseconds(options.heartbeat, 0xffff)),
+          .dead_after = static_cast<std::uint32_t>(milliseconds(options.dead_after, 0xffff'ffff))};
 }
 
 HelloBytes encode(const Hello& hello) {
@@ -125,6 +140,8 @@ HelloBytes encode(const Hello& hello) {
   put(bytes, kAtCredit, hello.settings.credit);
   put(bytes, kAtMaxMessage, hello.settings.max_message);
   put(bytes, kAtChecksum, static_cast<std::uint8_t>(hello.settings.checksum ? 1 : 0));
+  put(bytes, kAtHeartbeat, hello.settings.heartbeat);
+  put(bytes, kAtDeadAfter, hello.settings.dead_after);
   put(bytes, kAtHelloNonce, hello.nonce);
   return bytes;
 }
@@ -152,7 +169,9 @@ std::optional<Hello> parse_hello(const HelloBytes& bytes) {
   hello.settings = {.eager_limit = get<std::uint64_t>(bytes, kAtEagerLimit),
                     .credit = get<std::uint64_t>(bytes, kAtCredit),
                     .max_message = get<std::uint64_t>(bytes, kAtMaxMessage),
-                    .checksum = checksum == 1};
+                    .checksum = checksum == 1,
+                    .heartbeat = get<std::uint16_t>(bytes, kAtHeartbeat),
+                    .dead_after = get<std::uint32_t>(bytes, kAtDeadAfter)};
   hello.nonce = get<Nonce>(bytes, kAtHelloNonce);
   return hello;
 }

@@ -24,8 +24,13 @@
 #include <string_view>
 #include <vector>
 
+namespace weft {
+struct TcpOptions;
+}
+
 namespace weft::tcp {
 
+inline constexpr std::uint8_t kHandshakeVersion = 2;
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMacBytes = 32;
 using Nonce = std::array<std::byte, kNonceBytes>;
@@ -47,11 +52,16 @@ struct Settings {
   std::uint64_t credit = 0;
   std::uint64_t max_message = 0;
   bool checksum = true;
+  // In milliseconds, and no more than what fits: one who speaks seldom must not meet one who is impatient.
+  std::uint16_t heartbeat = 0;
+  std::uint32_t dead_after = 0;
   friend bool operator==(const Settings&, const Settings&) = default;
 };
 
+Settings settings_of(const TcpOptions& options);
+
 struct Hello {
-  std::uint8_t version = 0;
+  std::uint8_t version = kHandshakeVersion;
   Role role = Role::rendezvous;
   std::uint64_t job = 0;
   std::uint32_t epoch = 0;

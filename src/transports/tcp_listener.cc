@@ -44,10 +44,6 @@ Listener::Listener(asio::io_context& io, const SocketEndpoint& at, Host host, Ha
     throw UsageError("port " + std::to_string(at.port()) + " of " + at.address().to_string() +
                      " is in use by another program or job: set WEFT_PORT to a free port on all ranks");
   }
-  if (error.value() == EADDRNOTAVAIL) {
-    throw UsageError("this host has no address " + at.address().to_string() +
-                     ": rank 0 must run where MASTER_ADDR points to");
-  }
   if (error) throw UsageError("cannot listen at " + text_of(at) + ": " + error.message());
   ::fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
   where_ = acceptor_.local_endpoint();

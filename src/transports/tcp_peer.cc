@@ -358,8 +358,8 @@ bool Peer::idle() const {
   return said_all() || (control_.empty() && last_words_.empty() && queue_.empty());
 }
 
-// Closing a connection whose kernel still has something to send makes a reset of the next heartbeat that comes
-// in, and the other end loses what was on its way. So the last byte must have arrived.
+// Closing a connection whose kernel still has something to send makes a reset of the next heartbeat that
+// comes in, and the other end loses what was on its way. So the last byte must have arrived.
 bool Peer::flushed(Time patience) {
   if (!open_ || broken_ || given_up_) return true;
   const bool said = idle();

@@ -152,8 +152,8 @@ class Peer {
   Outgoing* body() const { return body_; }                         // the long message that is being written
   Outgoing* take_body() { return std::exchange(body_, nullptr); }  // REQUIRES: closed
   bool idle() const;                                               // nothing waits to be written
-  // After say_last(): nothing is left to be written, and the other end has it all. Or it has taken nothing for
-  // `patience`, counted from when it was last heard.
+  // After say_last(): nothing is left to be written, and the other end has it all. Or it has taken nothing
+  // for `patience`, counted from when it was last heard.
   bool flushed(Time patience);
   void give_up() { given_up_ = true; }  // it will not answer: flushed() does not wait for it
   void close();

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "transports/tcp_addresses.h"
 #include "transports/tcp_dial.h"
 #include "transports/tcp_listener.h"
 #include "transports/tcp_token.h"
@@ -88,15 +89,11 @@ class Rendezvous {
  public:
   Rendezvous(asio::io_context& io, const TcpOptions& options)
       : io_(io), options_(options), members_(static_cast<std::size_t>(options.size)), started_(steady_now()) {
-    hello_ = {.version = 1,
-              .job = job_hash(options.job),
+    hello_ = {.job = job_hash(options.job),
               .epoch = options.epoch,
               .from = options.rank,
               .size = options.size,
-              .settings = {.eager_limit = options.eager_limit,
-                           .credit = options.credit,
-                           .max_message = options.max_message,
-                           .checksum = options.checksum}};
+              .settings = settings_of(options)};
   }
   Mesh run();
 
@@ -114,7 +111,9 @@ class Rendezvous {
   bool leads() const { return options_.rank == 0; }
 
   void prepare();
-  void listen(const SocketEndpoint& at);
+  void listen(const std::vector<Address>& at, std::uint16_t port);
+  Listener::Host host();
+  std::vector<std::byte> table_for(int receiver);
   void call(int rank, std::vector<SocketEndpoint> endpoints);
   void joined(int rank, Socket socket);
   void read_notice(int rank);
@@ -127,6 +126,8 @@ class Rendezvous {
     if (!error_) error_ = std::move(error);
   }
   [[noreturn]] void out_of_time();
+  std::string places_text() const;   // where this rank listens
+  std::string refused_text() const;  // whom it has turned away, or nothing
   void abort_all(char kind, const std::string& text);
   void stop() noexcept;
 
@@ -137,16 +138,17 @@ class Rendezvous {
   Hello hello_;
   HandshakeBytes bytes_;
   std::vector<SocketEndpoint> master_;
+  Meeting meeting_;
   std::string token_;
   std::string token_path_;  // empty: the token was given
   TokenFile token_file_;
-  std::unique_ptr<Listener> listener_;
+  std::vector<std::unique_ptr<Listener>> listeners_;  // at one port of several addresses
   std::map<int, std::shared_ptr<Dial>> dials_;
   bool table_known_ = false;
   bool said_ready_ = false;
   bool done_ = false;
-  int going_ = 0;        // rank 0: "go" is still to be written to so many
-  std::string refused_;  // whom this rank turned away last, and why
+  int going_ = 0;                   // rank 0: "go" is still to be written to so many
+  std::map<int, Refusal> refused_;  // whom this rank has turned away, and why last; -1: who is no rank at all
   std::exception_ptr error_;
   std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // handlers look here before they touch this object
@@ -154,21 +156,19 @@ class Rendezvous {
 
 void Rendezvous::prepare() {
   master_ = resolve(io_, options_.master_addr, options_.port);
-  bool loopback =
-      std::all_of(master_.begin(), master_.end(), [](const auto& e) { return e.address().is_loopback(); });
-  if (!options_.bind_address.empty()) {
-    std::error_code error;
-    const Address bind = asio::ip::make_address(options_.bind_address, error);
-    if (error) throw UsageError("the bind address '" + options_.bind_address + "' is not an address");
-    if (bind.is_unspecified())
-      throw UsageError("weft does not listen on all addresses: name the one to bind to");
-    loopback = loopback && bind.is_loopback();
-  }
-  if (options_.token.empty() && !loopback) {
+  meeting_.master = options_.master_addr;
+  meeting_.bind = options_.bind;
+  meeting_.has_token = !options_.token.empty();
+  for (const SocketEndpoint& endpoint : master_) meeting_.resolved.push_back(endpoint.address());
+  std::vector<Address> wanted = bound_addresses(options_.bind, own_addresses());
+  wanted.insert(wanted.end(), meeting_.resolved.begin(), meeting_.resolved.end());
+  const auto beyond =
+      std::find_if(wanted.begin(), wanted.end(), [](const Address& a) { return !a.is_loopback(); });
+  if (options_.token.empty() && beyond != wanted.end()) {
     throw UsageError(
-        "MASTER_ADDR " + options_.master_addr +
-        " is not loopback, so the ranks need a shared secret: set the same WEFT_TOKEN for all of them, e.g. "
-        "export WEFT_TOKEN=$(openssl rand -hex 32)");
+        "the ranks would meet at " + beyond->to_string() +
+        ", which is not loopback, so they need a shared secret: set the same WEFT_TOKEN for all of "
+        "them, e.g. export WEFT_TOKEN=$(openssl rand -hex 32)");
   }
   if (!options_.token.empty() && options_.token.size() < kShortestToken) {
     throw UsageError("WEFT_TOKEN is shorter than " + std::to_string(kShortestToken) +
@@ -178,7 +178,24 @@ void Rendezvous::prepare() {
   if (token_.empty()) token_path_ = token_path(options_.token_dir, hello_.job, options_.port);
 }
 
-void Rendezvous::listen(const SocketEndpoint& at) {
+// The same port at all of them. Port 0: any that is free at all.
+void Rendezvous::listen(const std::vector<Address>& at, std::uint16_t port) {
+  constexpr int kTries = 16;
+  for (int attempt = 1;; ++attempt) {
+    try {
+      for (const Address& address : at) {
+        const std::uint16_t same = listeners_.empty() ? port : listeners_.front()->where().port();
+        listeners_.push_back(std::make_unique<Listener>(io_, SocketEndpoint(address, same), host(), bytes_));
+      }
+      return;
+    } catch (const UsageError&) {
+      listeners_.clear();
+      if (port != 0 || attempt == kTries) throw;
+    }
+  }
+}
+
+Listener::Host Rendezvous::host() {
   Listener::Host host;
   host.expected = hello_;
   host.expected.to = options_.rank;
@@ -196,10 +213,9 @@ void Rendezvous::listen(const SocketEndpoint& at) {
   host.joined = [this](int rank, Socket socket) { joined(rank, std::move(socket)); };
   host.withdrawn = [this](int rank) { member(rank).reserved = false; };
   host.refused = [this](int rank, Refusal refusal) {
-    refused_ = "a caller that says it is rank " + std::to_string(rank) +
-               " was refused: " + std::string(text_of(refusal));
+    refused_[rank >= 0 && rank < options_.size ? rank : -1] = refusal;
   };
-  listener_ = std::make_unique<Listener>(io_, at, std::move(host), bytes_);
+  return host;
 }
 
 void Rendezvous::call(int rank, std::vector<SocketEndpoint> endpoints) {
@@ -214,12 +230,9 @@ void Rendezvous::call(int rank, std::vector<SocketEndpoint> endpoints) {
     return token_;
   };
   call.listens = [this](const Socket& socket) {
-    if (!listener_) {
-      const Address own = options_.bind_address.empty() ? socket.local_endpoint().address()
-                                                        : asio::ip::make_address(options_.bind_address);
-      listen({own, 0});
-    }
-    return place_of(listener_->where());
+    if (listeners_.empty())
+      listen(addresses_of_others(meeting_, own_addresses(), socket.local_endpoint().address()), 0);
+    return place_of(listeners_.front()->where());
   };
   call.connected = [this, rank](Socket socket) { joined(rank, std::move(socket)); };
   call.refused = [this](std::exception_ptr error) { fail(std::move(error)); };
@@ -229,6 +242,7 @@ void Rendezvous::call(int rank, std::vector<SocketEndpoint> endpoints) {
 void Rendezvous::joined(int rank, Socket socket) {
   Member& m = member(rank);
   m.reserved = true;
+  refused_.erase(rank);  // it has come after all
   std::error_code ignored;
   socket.set_option(asio::ip::tcp::no_delay(true), ignored);
   m.socket.emplace(std::move(socket));
@@ -318,6 +332,21 @@ void Rendezvous::take_table(std::span<const std::byte> body) {
   proceed();
 }
 
+// A rank that came over loopback shares this host and listens at all its addresses: whoever came from
+// elsewhere reaches it where it has reached rank 0.
+std::vector<std::byte> Rendezvous::table_for(int receiver) {
+  std::error_code gone;  // then nobody reads the table
+  const Address met = member(receiver).socket->local_endpoint(gone).address();
+  std::vector<Place> places;
+  places.reserve(members_.size());
+  for (const Member& m : members_) {
+    const SocketEndpoint at = endpoint_of(m.place);
+    const bool hidden = at.address().is_loopback() && !gone && !met.is_loopback();
+    places.push_back(hidden ? place_of({met, at.port()}) : m.place);
+  }
+  return encode_table(places);
+}
+
 void Rendezvous::proceed() {
   bool all_here = true;
   bool all_ready = true;
@@ -332,11 +361,7 @@ void Rendezvous::proceed() {
     return;
   }
   if (!std::exchange(table_known_, true)) {
-    std::vector<Place> places;
-    places.reserve(members_.size());
-    for (const Member& m : members_) places.push_back(m.place);
-    const std::vector<std::byte> table = encode_table(places);
-    for (int rank = 1; rank < options_.size; ++rank) send(rank, NoticeKind::table, table);
+    for (int rank = 1; rank < options_.size; ++rank) send(rank, NoticeKind::table, table_for(rank));
     return;
   }
   if (!all_ready) return;
@@ -368,29 +393,60 @@ void Rendezvous::out_of_time() {
   const std::string after = " within " + seconds_text(options_.connect_timeout);
   if (leads()) {
     const std::string text = "the job did not form: " + list_of(missing) + " did not come" + after +
-                             " (rank 0 is at " + tcp::text_of(listener_->where()) + ")" +
-                             (refused_.empty() ? "" : "; " + refused_);
+                             " (rank 0 is at " + places_text() + ")" + refused_text();
     abort_all('t', text);
     throw TimeoutError(blame, waited, text);
   }
   if (!member(0).socket) {
     throw TimeoutError(0, waited,
                        "the job did not form: rank 0 did not answer at " + options_.master_addr + ":" +
-                           std::to_string(options_.port) + after +
-                           " (last try: " + dials_[0]->last_problem() + ")");
+                           std::to_string(options_.port) + after + " (tried " + dials_[0]->tried() + ")");
   }
   if (!table_known_ || missing.empty()) {
     throw TimeoutError(0, waited,
                        "the job did not form: rank 0 is waiting for others and did not say for whom" + after);
   }
-  throw TimeoutError(blame, waited, "the job did not form: no connection with " + list_of(missing) + after);
+  std::string tried;
+  for (const int rank : missing) {
+    if (!dials_.contains(rank)) continue;  // it should have called
+    tried += (tried.empty() ? " (tried " : "; ") + dials_[rank]->tried();
+  }
+  throw TimeoutError(blame, waited,
+                     "the job did not form: no connection with " + list_of(missing) + after + tried +
+                         (tried.empty() ? "" : ")") + refused_text());
+}
+
+std::string Rendezvous::places_text() const {
+  std::string text;
+  bool loopback = true;
+  for (const auto& listener : listeners_) {
+    text += (text.empty() ? "" : ", ") + tcp::text_of(listener->where());
+    loopback = loopback && listener->where().address().is_loopback();
+  }
+  if (!loopback) return text;
+  return text +
+         ", where only its own host reaches it: for ranks elsewhere give all the same WEFT_TOKEN, and "
+         "MASTER_ADDR or WEFT_BIND of rank 0 an address that they reach";
+}
+
+std::string Rendezvous::refused_text() const {
+  std::map<Refusal, std::vector<int>> ranks_by_reason;
+  for (const auto& [rank, why] : refused_) ranks_by_reason[why].push_back(rank);
+  std::string text;
+  for (const auto& [why, ranks] : ranks_by_reason) {
+    const bool one = ranks.size() == 1;
+    text += one ? "; a caller that says it is " : "; callers that say they are ";
+    text += ranks.front() < 0 && one ? "no rank of this job" : list_of(ranks);
+    text += (one ? " was refused: " : " were refused: ") + std::string(text_of(why));
+  }
+  return text;
 }
 
 // Nothing of this object may be called after it has gone.
 void Rendezvous::stop() noexcept {
   *alive_ = false;
   try {
-    listener_.reset();
+    listeners_.clear();
     for (auto& [rank, dial] : dials_) dial->stop();
     if (!done_) members_.clear();
     io_.restart();
@@ -410,11 +466,7 @@ Mesh Rendezvous::run() {
     const Stop at_end{*this};
     prepare();
     if (leads()) {
-      const SocketEndpoint at =
-          options_.bind_address.empty()
-              ? master_.front()
-              : SocketEndpoint(asio::ip::make_address(options_.bind_address), options_.port);
-      listen(at);
+      listen(addresses_of_rank_0(meeting_, own_addresses()), options_.port);
       if (token_.empty()) {
         token_file_ = TokenFile(token_path_);  // nobody is answered before run_one
         token_ = token_file_.token();

@@ -31,7 +31,8 @@ std::string ending_text(int error) {
     case 0:
       return "its connection ended without a goodbye (the process was killed or has crashed)";
     case ECONNRESET:
-      return "its connection was reset (the process was killed or has crashed with messages unread, or its host "
+      return "its connection was reset (the process was killed or has crashed with messages unread, or its "
+             "host "
              "or something on the way has forgotten the connection)";
     case ETIMEDOUT:
       return "its connection timed out, what was sent is not acknowledged (its host or the link is down)";

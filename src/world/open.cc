@@ -34,8 +34,12 @@ std::unique_ptr<Transport> open_tcp(const Config& config, const Placement& place
   if (config.port == 0 && master_port == 65535)
     throw UsageError("MASTER_PORT is 65535, and weft meets at the port behind it: set WEFT_PORT");
   options.port = static_cast<std::uint16_t>(config.port != 0 ? config.port : master_port + 1);
-  options.job = config.job;
+  if (!config.job.empty())
+    options.job = config.job;
+  else if (!place.job.empty())
+    options.job = place.job;
   options.token = config.token.reveal();
+  options.bind = config.bind;
   options.eager_limit = config.tcp_eager_limit;
   options.credit = config.tcp_credit;
   options.notsent_lowat = static_cast<int>(config.tcp_unsent);

@@ -42,6 +42,33 @@ std::string first_host(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
+// Only what all ranks of one start have and those of another start have not.
+std::string job_of(Placement::Launcher launcher, const Lookup& lookup) {
+  const auto said = [&](const char* name) {
+    const char* value = lookup(name);
+    // torchrun's run has this name where nobody gave it one.
+    const bool nothing = value == nullptr || *value == 0 || std::string_view(value) == "none";
+    return nothing ? std::string() : std::string(name) + "=" + value;
+  };
+  const auto first = [&](const char* name, const char* otherwise) {
+    const std::string one = said(name);
+    return one.empty() ? said(otherwise) : one;
+  };
+  switch (launcher) {
+    case Placement::Launcher::open_mpi:
+      return first("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid");
+    case Placement::Launcher::pmi:
+      return first("PMI_JOBID", "SLURM_JOB_ID");
+    case Placement::Launcher::plain:  // ranks by hand may be steps of their own, so Slurm's step is left out
+      return first("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID");
+    case Placement::Launcher::slurm:
+      return said("SLURM_JOB_ID") + said("SLURM_STEP_ID");
+    case Placement::Launcher::none:
+      return "";
+  }
+  return "";
+}
+
 }  // namespace
 
 Placement detect_placement(const Lookup& lookup) {
@@ -65,6 +92,7 @@ Placement detect_placement(const Lookup& lookup) {
   if (place.launcher == Placement::Launcher::slurm && place.master_address.empty()) {
     if (const char* nodes = lookup("SLURM_JOB_NODELIST")) place.master_address = first_host(nodes);
   }
+  place.job = job_of(place.launcher, lookup);
   return place;
 }
 

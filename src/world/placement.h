@@ -15,6 +15,7 @@ struct Placement {
   int size = 1;
   std::string master_address;  // empty where the launcher does not say
   int master_port = 0;
+  std::string job;  // by which the launcher tells its jobs apart; empty where it does not
 };
 
 using Lookup = std::function<const char*(const char*)>;

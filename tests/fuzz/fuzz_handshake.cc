@@ -24,9 +24,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const VerdictBytes verdict = take(VerdictBytes{});
   if (const auto parsed = parse_hello(hello)) {
     Hello mine = *parsed;
-    mine.version = 1;
+    mine.version = kHandshakeVersion;
     check_hello(*parsed, mine);
-    if (parsed->version == 1 && parsed->from >= 0 && parsed->to >= 0 && parsed->size >= 0) {
+    if (parsed->version == kHandshakeVersion && parsed->from >= 0 && parsed->to >= 0 && parsed->size >= 0) {
       if (parse_hello(encode(*parsed)) != parsed) std::abort();
     }
   }

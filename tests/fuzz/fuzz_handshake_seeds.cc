@@ -11,8 +11,7 @@ using namespace weft::tcp;  // NOLINT(google-build-using-namespace): a single-pu
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string token(32, 's');  // not the one that the target believes
-  const HelloBytes hello =
-      encode(Hello{.version = 1, .job = 7, .from = 1, .size = 2, .settings = {}, .nonce = {}});
+  const HelloBytes hello = encode(Hello{.job = 7, .from = 1, .size = 2, .settings = {}, .nonce = {}});
   const ChallengeBytes challenge = encode(Challenge{});
   const ProofBytes proof = make_proof(token, hello, challenge, Place{});
   const VerdictBytes verdict = make_verdict(token, hello, challenge, proof, Refusal::none);

@@ -1,5 +1,5 @@
-// Rank 0 of two sends 3 MB and leaves as soon as the kernel has them; rank 1 must get them all, and learn that
-// rank 0 has left. Started by weft_netlab_test.py on slow links.
+// Rank 0 of two sends 3 MB and leaves as soon as the kernel has them; rank 1 must get them all, and learn
+// that rank 0 has left. Started by weft_netlab_test.py on slow links.
 #include <cstdio>
 #include <exception>
 #include <memory>

@@ -49,7 +49,7 @@ class WeftOnLinks(unittest.TestCase):
     def test_a_pulled_link_is_named_by_the_survivors_in_time(self) -> None:
         run = subprocess.Popen([str(NETLAB), "run", "--lab", LAB, "--", WEFT, "bench", "allreduce", "--bytes", "64MiB",
                                 "--algorithm", "ring", "--iterations", "1000"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                               env=os.environ | {"WEFT_DEAD_AFTER": "1s"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(4)  # it runs: a 64 MiB all-reduce takes 0.8 s
         self.assertIsNone(run.poll())
         pulled = time.monotonic()

@@ -6,6 +6,7 @@
 #include <barrier>
 
 #include "tcp/forked.h"
+#include "weft/config.h"
 
 namespace weft {
 namespace {
@@ -95,7 +96,21 @@ TEST(TcpFailure, StopIsNoticedByAllWithin1500ms) {
     EXPECT_THAT(text, HasSubstr("rank 2 has not answered for 1.0 s"));
 }
 
-// Control for the two above: idle ranks that are well stay together for many times dead_after.
+// By default a rank may be away for a while: a debugger, a paging host, a virtual machine that moves. (Those
+// that are killed are noticed by their connections.)
+TEST(TcpFailure, AStopOfTwoSecondsIsNoFailureByDefault) {
+  EXPECT_EQ(Config{}.dead_after, 10s);
+  TcpOptions options = job_options(3);
+  options.dead_after = TcpOptions{}.dead_after;
+  ForkedRanks ranks(options, wait_until_it_fails);
+  for (int rank = 0; rank < options.size; ++rank) ASSERT_TRUE(ranks.hear(rank, 20s));
+  ranks.signal(1, SIGSTOP);
+  ::usleep(2'000'000);
+  ranks.signal(1, SIGCONT);
+  for (int rank = 0; rank < options.size; ++rank) EXPECT_FALSE(ranks.hear(rank, 200ms)) << "rank " << rank;
+}
+
+// Control for those above: idle ranks that are well stay together for many times dead_after.
 TEST(TcpFailure, SilenceWithHeartbeatsIsNoFailure) {
   TcpOptions options = job_options(3);
   options.heartbeat = 40ms;

@@ -158,8 +158,7 @@ TEST(TcpLine, APeerThatIsHeardIsNotGivenUpBecauseNothingIsAcknowledged) {
 TEST(TcpLine, EveryWayOfBreakingHasItsSentence) {
   TcpOptions options = secret_options();
   options.dead_after = 10s;
-  const std::string ended =
-      rank0_says(options, [](Stranger& line) { ::shutdown(line.fd(), SHUT_WR); });
+  const std::string ended = rank0_says(options, [](Stranger& line) { ::shutdown(line.fd(), SHUT_WR); });
   EXPECT_THAT(ended, HasSubstr("rank 1 is lost: its connection ended without a goodbye"));
   EXPECT_THAT(ended, HasSubstr("killed or has crashed"));
 

@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "tcp/stranger.h"
 #include "transports/tcp_token.h"
+#include "weft/config.h"
+#include "world/open.h"
 
 namespace weft {
 namespace {
@@ -119,6 +122,70 @@ TEST(TcpRendezvous, RankZeroSaysWhomItRefused) {
   other.join();
 }
 
+// Several ranks, several reasons; whoever did come is told as well.
+TEST(TcpRendezvous, EveryRefusalIsTold) {
+  TcpOptions options = job_options(5);
+  options.token = testing::kToken;
+  options.connect_timeout = 1s;
+  const auto refused_by = [&](int rank, auto change) {
+    return std::thread([&options, rank, change] {
+      TcpOptions wrong = as_rank(options, rank);
+      change(wrong);
+      EXPECT_THROW(connect_tcp(wrong), TransportError);
+    });
+  };
+  std::vector<std::thread> ranks;
+  ranks.push_back(refused_by(1, [](TcpOptions& o) { o.token += "x"; }));
+  ranks.push_back(refused_by(2, [](TcpOptions& o) { o.job = "another"; }));
+  ranks.push_back(refused_by(3, [](TcpOptions& o) { o.job = "another"; }));
+  const auto all = AllOf(HasSubstr("ranks 1, 2, 3 did not come"), HasSubstr("rank 1 was refused: the token"),
+                         HasSubstr("ranks 2, 3 were refused: it belongs to another job"));
+  ranks.emplace_back(
+      [&] { EXPECT_THAT(thrown<TimeoutError>([&] { connect_tcp(as_rank(options, 4)); }), all); });
+  EXPECT_THAT(thrown<TimeoutError>([&] { connect_tcp(as_rank(options, 0)); }), all);
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// One rank that speaks every 30 s and one that waits 1 s for a word would lose each other.
+TEST(TcpRendezvous, RanksThatDifferInPatienceAreRefused) {
+  TcpOptions options = job_options(2);
+  options.connect_timeout = 700ms;
+  std::thread first([&] {
+    EXPECT_THAT(thrown<TimeoutError>([&] { connect_tcp(as_rank(options, 0)); }),
+                HasSubstr("WEFT_DEAD_AFTER"));
+  });
+  TcpOptions patient = as_rank(options, 1);
+  patient.dead_after = 60s;
+  EXPECT_THAT(thrown<TransportError>([&] { connect_tcp(patient); }), HasSubstr("WEFT_DEAD_AFTER"));
+  TcpOptions quiet = as_rank(options, 1);
+  quiet.heartbeat = 400ms;
+  EXPECT_THAT(thrown<TransportError>([&] { connect_tcp(quiet); }), HasSubstr("WEFT_HEARTBEAT"));
+  first.join();
+}
+
+// Rank 1 of another job that a launcher started meets rank 0 of this one at the same host and port.
+TEST(TcpRendezvous, AStrangerOfAnotherJobIsRefusedByTheLaunchersName) {
+  const auto open = [port = testing::free_port()](const std::string& job, const char* rank) {
+    const std::map<std::string, std::string> variables{{"SLURM_PROCID", rank},
+                                                       {"SLURM_NTASKS", "2"},
+                                                       {"SLURM_JOB_ID", job},
+                                                       {"SLURM_STEP_ID", "0"},
+                                                       {"MASTER_ADDR", "127.0.0.1"}};
+    const Placement place = detect_placement([&](const char* name) -> const char* {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+    Config config;
+    config.port = port;
+    config.token = Secret(testing::kToken);
+    return open_transport(config, place);
+  };
+  std::thread first([&] { EXPECT_NO_THROW(open("17", "0")); });
+  EXPECT_THAT(thrown<TransportError>([&] { open("18", "1"); }), HasSubstr("it belongs to another job"));
+  EXPECT_NO_THROW(open("17", "1"));  // control: its own rank 1 comes in
+  first.join();
+}
+
 TEST(TcpRendezvous, OneRankNeedsNobody) {
   TcpOptions options = job_options(1);
   options.master_addr = "192.0.2.1";  // not even its address is looked at
@@ -190,7 +257,7 @@ TEST(TcpRendezvous, OffLoopbackNeedsAToken) {
               AllOf(HasSubstr("shorter"), Not(HasSubstr("too short"))));
   options.master_addr = "127.0.0.1";
   options.token.clear();
-  options.bind_address = "192.0.2.7";  // a listener that others could reach
+  options.bind = "192.0.2.7";  // a listener that others could reach
   EXPECT_THAT(thrown<UsageError>([&] { connect_tcp(options); }), HasSubstr("WEFT_TOKEN"));
 }
 
@@ -204,7 +271,20 @@ TEST(TcpRendezvous, BadOptionsAreRefused) {
   EXPECT_THAT(refused([](TcpOptions& o) { o.size = 0; }), HasSubstr("at least one rank"));
   EXPECT_THAT(refused([](TcpOptions& o) { o.port = 0; }), HasSubstr("WEFT_PORT"));
   EXPECT_THAT(refused([](TcpOptions& o) { o.dead_after = o.heartbeat; }), HasSubstr("heartbeat"));
-  EXPECT_THAT(refused([](TcpOptions& o) { o.bind_address = "0.0.0.0"; }), HasSubstr("all addresses"));
+  EXPECT_THAT(refused([](TcpOptions& o) { o.bind = "0.0.0.0"; }), HasSubstr("all addresses"));
+  EXPECT_THAT(refused([](TcpOptions& o) { o.bind = "eth99"; }),
+              AllOf(HasSubstr("WEFT_BIND 'eth99'"), HasSubstr("127.0.0.1 (lo)")));
+  const auto with_token = [](TcpOptions& o) { o.token = testing::kToken; };
+  EXPECT_THAT(refused([&](TcpOptions& o) {
+                with_token(o);
+                o.bind = "192.0.2.7";
+              }),
+              AllOf(HasSubstr("WEFT_BIND"), HasSubstr("no address 192.0.2.7"), HasSubstr("127.0.0.1 (lo)")));
+  EXPECT_THAT(refused([&](TcpOptions& o) {
+                with_token(o);
+                o.master_addr = "192.0.2.1";
+              }),
+              AllOf(HasSubstr("no address 192.0.2.1"), HasSubstr("127.0.0.1 (lo)"), HasSubstr("WEFT_BIND")));
   EXPECT_THAT(refused([](TcpOptions& o) { o.master_addr = "no.such.host.invalid"; }),
               HasSubstr("cannot be resolved"));
 }
@@ -242,6 +322,23 @@ TEST(TcpRendezvous, ListensOnLoopbackOnlyAndOnlyWhileTheJobForms) {
   connect_tcp(as_rank(options, 1));
   first.join();
   EXPECT_THAT(listeners_at(options.port), ::testing::IsEmpty());
+}
+
+TEST(TcpRendezvous, RanksMeetOverIPv6) {
+  TcpOptions options = job_options(3);
+  options.master_addr = "::1";
+  run_ranks(options, [](Transport&, BareRank&) {});
+  options.bind = "lo";  // an interface's name: both kinds of addresses
+  run_ranks(options, [](Transport&, BareRank&) {});
+}
+
+// Without an address that the others reach, rank 0 says so.
+TEST(TcpRendezvous, RankZeroOnLoopbackSaysWhoCannotReachIt) {
+  TcpOptions options = as_rank(job_options(2), 0);
+  options.connect_timeout = 200ms;
+  EXPECT_THAT(thrown<TimeoutError>([&] { connect_tcp(options); }),
+              AllOf(HasSubstr("rank 0 is at 127.0.0.1:"), HasSubstr("only its own host reaches it"),
+                    HasSubstr("WEFT_BIND")));
 }
 
 TEST(TcpRendezvous, TokenFileIsPrivateAndGoesAway) {

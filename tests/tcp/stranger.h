@@ -66,17 +66,13 @@ class Stranger {
 };
 
 inline tcp::Hello hello_of(const TcpOptions& options, int from, int to = 0) {
-  return {.version = 1,
-          .role = to == 0 ? tcp::Role::rendezvous : tcp::Role::mesh,
+  return {.role = to == 0 ? tcp::Role::rendezvous : tcp::Role::mesh,
           .job = tcp::job_hash(options.job),
           .epoch = options.epoch,
           .from = from,
           .to = to,
           .size = options.size,
-          .settings = {.eager_limit = options.eager_limit,
-                       .credit = options.credit,
-                       .max_message = options.max_message,
-                       .checksum = options.checksum},
+          .settings = tcp::settings_of(options),
           .nonce = tcp::random_nonce()};
 }
 

@@ -53,6 +53,7 @@ inline TcpOptions job_options(int size, std::uint16_t port = free_port()) {
   options.port = port;
   options.job = "test";
   options.connect_timeout = 20s;
+  options.dead_after = 1s;  // tests that stop a rank wait for it
   return options;
 }
 

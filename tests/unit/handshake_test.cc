@@ -13,14 +13,18 @@ namespace {
 const std::string kToken = "0123456789abcdef0123456789abcdef";
 
 Hello some_hello() {
-  return {.version = 1,
-          .role = Role::mesh,
+  return {.role = Role::mesh,
           .job = job_hash("job"),
           .epoch = 3,
           .from = 5,
           .to = 2,
           .size = 8,
-          .settings = {.eager_limit = 1, .credit = 2, .max_message = 3, .checksum = true},
+          .settings = {.eager_limit = 1,
+                       .credit = 2,
+                       .max_message = 3,
+                       .checksum = true,
+                       .heartbeat = 4,
+                       .dead_after = 5},
           .nonce = random_nonce()};
 }
 
@@ -135,7 +139,7 @@ TEST(Handshake, HelloIsCheckedFieldByField) {
     change(other);
     return check_hello(other, mine);
   };
-  EXPECT_EQ(with([](Hello& h) { h.version = 2; }), Refusal::version);
+  EXPECT_EQ(with([](Hello& h) { h.version = kHandshakeVersion + 1; }), Refusal::version);
   EXPECT_EQ(with([](Hello& h) { h.job += 1; }), Refusal::job);
   EXPECT_EQ(with([](Hello& h) { h.epoch += 1; }), Refusal::epoch);
   EXPECT_EQ(with([](Hello& h) { h.size += 1; }), Refusal::size);
@@ -147,6 +151,8 @@ TEST(Handshake, HelloIsCheckedFieldByField) {
   EXPECT_EQ(with([](Hello& h) { h.role = Role::rendezvous; }), Refusal::rank);
   EXPECT_EQ(with([](Hello& h) { h.settings.checksum = false; }), Refusal::settings);
   EXPECT_EQ(with([](Hello& h) { h.settings.credit += 1; }), Refusal::settings);
+  EXPECT_EQ(with([](Hello& h) { h.settings.heartbeat += 1; }), Refusal::settings);
+  EXPECT_EQ(with([](Hello& h) { h.settings.dead_after += 1; }), Refusal::settings);
 }
 
 TEST(Handshake, NoticesAreBounded) {

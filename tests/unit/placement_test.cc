@@ -65,6 +65,33 @@ TEST(Placement, PlainSlurmTakesTheFirstHostOfTheList) {
   EXPECT_EQ(host("login,node[3,5]"), "login");
 }
 
+// Two starts of anything differ in their job, and the ranks of one do not.
+TEST(Placement, TheJobIsTheLaunchersOwn) {
+  using Environment = std::map<std::string, std::string>;
+  const auto job = [](Environment environment, const Environment& more) {
+    environment.insert(more.begin(), more.end());
+    return from(environment).job;
+  };
+  const Environment slurm{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}};
+  const Environment plain{{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+  const Environment open_mpi{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
+  const Environment pmi{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}};
+  const std::string step_0 = job(slurm, {{"SLURM_JOB_ID", "17"}, {"SLURM_STEP_ID", "0"}});
+  EXPECT_NE(step_0, "");
+  EXPECT_EQ(step_0, job({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}},
+                        {{"SLURM_JOB_ID", "17"}, {"SLURM_STEP_ID", "0"}}));
+  EXPECT_NE(step_0, job(slurm, {{"SLURM_JOB_ID", "17"}, {"SLURM_STEP_ID", "1"}}));
+  EXPECT_NE(step_0, job(slurm, {{"SLURM_JOB_ID", "18"}, {"SLURM_STEP_ID", "0"}}));
+  EXPECT_EQ(job(plain, {{"TORCHELASTIC_RUN_ID", "a"}, {"SLURM_JOB_ID", "17"}}), "TORCHELASTIC_RUN_ID=a");
+  // What torchrun says where nobody named the run is no name.
+  EXPECT_EQ(job(plain, {{"TORCHELASTIC_RUN_ID", "none"}, {"SLURM_JOB_ID", "17"}}), "SLURM_JOB_ID=17");
+  EXPECT_EQ(job(plain, {{"TORCHELASTIC_RUN_ID", "none"}}), "");
+  EXPECT_EQ(job(open_mpi, {{"PMIX_NAMESPACE", "123"}}), "PMIX_NAMESPACE=123");
+  EXPECT_EQ(job(open_mpi, {{"OMPI_MCA_ess_base_jobid", "123"}}), "OMPI_MCA_ess_base_jobid=123");
+  EXPECT_EQ(job(pmi, {{"PMI_JOBID", "17.0"}}), "PMI_JOBID=17.0");
+  EXPECT_EQ(job({}, {{"SLURM_JOB_ID", "17"}}), "");  // a process alone in an allocation
+}
+
 TEST(Placement, HalfSetOrSenselessValuesAreRefused) {
   EXPECT_EQ(refusal({{"RANK", "1"}}), "RANK is set but WORLD_SIZE is not; a launcher sets both");
   EXPECT_EQ(refusal({{"WORLD_SIZE", "4"}}), "WORLD_SIZE is set but RANK is not; a launcher sets both");
