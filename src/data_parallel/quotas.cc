@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/names.h"
+#include "base/tail.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -14,23 +15,7 @@ namespace weft {
 namespace {
 
 constexpr std::string_view kKinds[] = {"adaptive", "proportional"};
-constexpr int kSquarings = 8;
-constexpr double kPower = 1 << kSquarings;
 constexpr std::int64_t kFloorPart = 16;
-
-// (1 + y/256)^-256: exp(-y), near enough.
-double tail(double y) {
-  double base = 1 / (1 + y / kPower);
-  for (int i = 0; i < kSquarings; ++i) base *= base;
-  return base;
-}
-
-// The y with tail(y) = part. REQUIRES: 0 < part <= 1.
-double tail_inverse(double part) {
-  double root = 1 / part;
-  for (int i = 0; i < kSquarings; ++i) root = std::sqrt(root);
-  return kPower * (root - 1);
-}
 
 struct Bounds {
   std::vector<std::int64_t> least;

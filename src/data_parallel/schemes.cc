@@ -248,7 +248,7 @@ SchemeCost cost_of(const Scheme& scheme, const SchemeOptions& options, const Sch
   for (const ParameterInfo& part : shape.parts) length += part.count;
   const SparseOptions call = sparse_call(scheme, options, shape.quota);
   const SparseShape sparse = shape_of(call, length, shape.size, shape.link, shape.micro_op_bytes);
-  return {coo_bytes(*scheme.all_reduce, sparse),
+  return {payload_bytes(*scheme.all_reduce, sparse),
           shape.size > 1 ? sparse_wire_seconds(*scheme.all_reduce, sparse, shape.link) : 0.0};
 }
 
@@ -274,6 +274,7 @@ SparseShape shape_of(const SparseOptions& call, std::int64_t length, int size, c
   shape.length = length;
   shape.k = call.k;
   shape.blocks = call.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
+  shape.codec = wire::sparse_codec_of(call.codec);
   shape.link = link;
   shape.micro_op_bytes = micro_op_bytes;
   const bool power = std::has_single_bit(static_cast<unsigned>(call.teams));

@@ -96,8 +96,8 @@ struct SchemeShape {
   LinkCost link{};                       // by which algorithms are chosen
   std::size_t micro_op_bytes = std::size_t{1} << 20;
 };
-// Payload that the busiest rank sends for it: exact for the lossless scheme, else a bound, because sparse
-// entries count 8 bytes, as the paper's codec has them. REQUIRES: `scheme` is what the bucket takes.
+// Payload that the busiest rank sends for it, in the codec of `options`: exact for the lossless scheme, else
+// a bound. REQUIRES: `scheme` is what the bucket takes.
 std::int64_t payload_bytes(const Scheme& scheme, const SchemeOptions& options, const SchemeShape& shape);
 // The same, and how long it takes on the wire alone.
 struct SchemeCost {

@@ -189,7 +189,7 @@ void RunReport::finish(const TrainSummary& s) {
               100 * s.waiting_share);
   if (s.predicted_step_seconds)
     std::printf("the plan predicted %s a step\n", seconds_text(*s.predicted_step_seconds).c_str());
-  std::printf("gradients: %s a step from the busiest rank (formula, 8 bytes an entry: %s)\n",
+  std::printf("gradients: %s a step from the busiest rank (formula: %s)\n",
               size_text(s.payload_bytes_per_step).c_str(), size_text(s.formula_bytes_per_step).c_str());
   std::printf("%s\n", report_.folder.string().c_str());
 }

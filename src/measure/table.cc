@@ -29,7 +29,7 @@ std::string count_text(double count) {
   return form("%.0f", count);
 }
 
-// Formulas of all but the lossless scheme count 8 bytes an entry, or are bounds (docs/measuring.md).
+// Formulas of all but the lossless scheme are bounds (docs/measuring.md).
 std::string formula_text(const Point& point) {
   return (std::abs(point.payload_bytes - point.formula_bytes) < 0.5 ? "= " : "<= ") +
          size_text(point.formula_bytes);

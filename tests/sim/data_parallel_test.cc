@@ -425,6 +425,64 @@ TEST(DataParallel, UnusedParametersAreZerosAndBadCallsAreRefused) {
   EXPECT_THROW(DataParallel(*job[0].engine, job[0].engine->world(), model(), bad), UsageError);
 }
 
+// Of 64 steps of Ok-Topk with normal gradients: in how many some bucket sent more than its bound for a step
+// that evaluates nothing, and in how many some quota moved. Both after the first 32, in which residuals grow.
+struct Reuse {
+  int evaluated = 0, moved = 0;
+};
+Reuse reuse_of_thresholds(QuotaKind kind) {
+  constexpr int kRanks = 4;
+  DataParallelOptions options = options_of(0.05);
+  options.scheme.name = "oktopk";
+  options.scheme.quotas = kind;
+  Job job(kRanks, model(), options);
+  Reuse reuse;
+  std::vector<std::int64_t> before;
+  for (std::uint32_t t = 0; t < 64; ++t) {
+    std::vector<Random> random;
+    for (int r = 0; r < kRanks; ++r) random.emplace_back(7, 5, static_cast<std::uint32_t>(r), t);
+    // Layers whose scales drift apart, so that quotas have something to follow.
+    job.fill([&](int r, int p, std::int64_t) {
+      const double scale = 1 + 0.1 * std::sin(0.3 * t + p);
+      Random& mine = random[static_cast<std::size_t>(r)];
+      return static_cast<float>(scale * std::sqrt(-2 * std::log(mine.uniform())) *
+                                std::cos(6.283185307 * mine.uniform()));
+    });
+    EXPECT_EQ(job.step(), "");
+    const std::vector<std::int64_t> quotas = job[0].dp->quotas();
+    bool evaluated = false;
+    for (int b = 0; b < job.plan().num_buckets(); ++b) {
+      const std::int64_t k = quotas[static_cast<std::size_t>(b)];
+      if (job[0].dp->call(b).algorithm != "oktopk") continue;
+      std::uint64_t sent = 0;
+      for (int r = 0; r < kRanks; ++r) sent += job[r].dp->result(b).entries_sent();
+      // Li and Hoefler: 3k (P-1)/P by each rank. (Who evaluates sends about k (P-1) of sums alone.)
+      evaluated |= sent > static_cast<std::uint64_t>(3 * k * (kRanks - 1));
+      const std::int64_t out = job[0].dp->result(b).num_entries();
+      if (t > 32) {
+        EXPECT_TRUE(2 * out >= k && out <= 2 * k) << out << " entries for " << k << " at " << t;
+      }
+    }
+    if (t >= 32) {
+      reuse.evaluated += evaluated ? 1 : 0;
+      reuse.moved += quotas != before ? 1 : 0;
+    }
+    before = quotas;
+  }
+  return reuse;
+}
+
+TEST(DataParallel, ThresholdsAreReusedWhileQuotasMove) {
+  const Reuse fixed = reuse_of_thresholds(QuotaKind::proportional);  // control: nothing to follow
+  EXPECT_EQ(fixed.moved, 0);
+  EXPECT_GE(fixed.evaluated, 1) << "every 32 steps, or evaluations are not seen";
+  EXPECT_LE(fixed.evaluated, 4);
+  const Reuse adaptive = reuse_of_thresholds(QuotaKind::adaptive);
+  EXPECT_GE(adaptive.moved, 24) << "or there is nothing to follow";
+  EXPECT_GE(adaptive.evaluated, 1);
+  EXPECT_LE(adaptive.evaluated, 4);
+}
+
 // Mean share, over the last steps, of the energy that the top k of the exact sum of gradients and residuals
 // has.
 double captured(int layers_per_bucket, QuotaKind kind) {

@@ -54,7 +54,7 @@ void check_settled(int ranks, std::uint64_t seed) {
       const OperationTraffic traffic = job.recording(r).traffic(1, job.last_step());
       EXPECT_LE(job.result(r).entries_sent(), static_cast<std::uint64_t>(row.entries(shape)))
           << "step " << t << ", rank " << r;
-      EXPECT_LE(traffic.payload_bytes_sent, static_cast<std::uint64_t>(coo_bytes(row, shape)))
+      EXPECT_LE(traffic.payload_bytes_sent, static_cast<std::uint64_t>(payload_bytes(row, shape)))
           << "step " << t << ", rank " << r;
       EXPECT_LE(static_cast<int>(traffic.hops.size()), row.rounds(shape));
     }

@@ -161,7 +161,7 @@ TEST(Spardl, BytesAndRoundsEqualTheFormulas) {
         rounds = std::max(rounds, static_cast<int>(job.recording(r).traffic(1, job.last_step()).hops.size()));
       }
       EXPECT_EQ(rounds, row.rounds(shape)) << ranks << " ranks, " << teams << " teams";
-      const auto formula = static_cast<std::uint64_t>(coo_bytes(row, shape));
+      const auto formula = static_cast<std::uint64_t>(payload_bytes(row, shape));
       if (power)
         EXPECT_EQ(most, formula) << ranks << " ranks, " << teams << " teams";
       else
@@ -170,7 +170,7 @@ TEST(Spardl, BytesAndRoundsEqualTheFormulas) {
   }
   // 16 k (P-1)/P + 8 (P-1) where the quotas are equal.
   const SparseShape even{.size = 8, .length = 64 * 8 * 10, .k = 80};
-  EXPECT_EQ(coo_bytes(row, even), 16 * 80 * 7 / 8 + 8 * 7);
+  EXPECT_EQ(payload_bytes(row, even), 16 * 80 * 7 / 8 + 8 * 7);
 }
 
 // Messages of the last step that rank r sent, of one hop each; -1: two of them are of one hop.

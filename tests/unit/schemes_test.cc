@@ -113,7 +113,10 @@ TEST(Schemes, BytesFollowTheFormulas) {
   EXPECT_EQ(bytes({.name = "dense"}), 4 * 2 * kLength * (kRanks - 1) / kRanks);
   EXPECT_EQ(bytes({.name = "dense-bf16"}), 2 * 2 * kLength * (kRanks - 1) / kRanks);
   // Everybody's k to everybody, 8 bytes an entry, a head a list.
-  EXPECT_EQ(bytes({.name = "topka"}, 40), (8 * 40 + 4) * (kRanks - 1));
+  EXPECT_EQ(bytes({.name = "topka", .codec = "coo"}, 40), (8 * 40 + 4) * (kRanks - 1));
+  // Packed, an index in 104 takes 7 bits and 104/64 for the gaps' high parts; bfloat16 values two bytes less.
+  EXPECT_EQ(bytes({.name = "topka", .codec = "packed"}, 40), (4 * 40 + 43 + 8) * (kRanks - 1) + 1);
+  EXPECT_EQ(bytes({.name = "topka", .codec = "packed-bf16"}, 40), (2 * 40 + 43 + 8) * (kRanks - 1) + 1);
   // Factors of 64 x 2 twice, the vector with the first.
   EXPECT_EQ(bytes({.name = "powersgd", .columns = 2, .all_reduce = "ring"}),
             4 * 2 * (64 * 2 + 64 + 64 * 2) * (kRanks - 1) / kRanks);

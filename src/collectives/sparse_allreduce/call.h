@@ -128,6 +128,7 @@ struct SparseShape {
   int teams = 1;
   bool recursive = false;
   Deal::Kind blocks = Deal::Kind::dealt;
+  wire::SparseCodec codec = wire::SparseCodec::coo;
   // By which the dense rows choose their algorithm.
   LinkCost link{};
   std::size_t micro_op_bytes = std::size_t{1} << 20;
@@ -148,14 +149,15 @@ struct SparseAlgorithm {
   bool selects = true;           // k entries are chosen; else every element is sent
   bool teams = false;            // takes teams and gather
   bool sums_selections = false;  // the result is each rank's k largest, added in rank order
+  // Entries may stand for pairs of dense values, so that no codec makes them shorter. None: never.
+  bool (*may_go_dense)(const SparseShape& shape) = nullptr;
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
 const SparseAlgorithm& find_sparse_algorithm(
     std::string_view name);  // throws UsageError that lists the names
-// Payload of the busiest rank in the paper's codec.
-inline std::int64_t coo_bytes(const SparseAlgorithm& row, const SparseShape& shape) {
-  return 8 * row.entries(shape) + 4 * row.heads(shape);
-}
+// Payload of the busiest rank in the shape's codec: as exact as entries() in the paper's, a bound in the
+// others.
+std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape);
 // Predicted seconds on the wire.
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link);
 // The number of teams with the least predicted time, and whether they gather by R-SAG.

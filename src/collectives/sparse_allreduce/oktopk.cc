@@ -24,9 +24,10 @@
 // a rank's own business.
 //
 // Beyond the paper: a threshold that is far off (fewer than k/2 entries or more than 2k) is evaluated at
-// once, the local one in the same step, the global one in the next; so is everything when k or the number of
-// ranks has changed. The global threshold turns at 3k/4 and 5k/4 instead of 2k/3 and 4k/3: before the result
-// leaves that band, not after.
+// once, the local one in the same step, the global one in the next; so is everything when the number of ranks
+// has changed, or k to more than twice or less than half. Where k moves by less, as adaptive quotas do every
+// step, thresholds follow it half of the way, by the tail that quotas assume (base/tail.h). The global
+// threshold turns at 3k/4 and 5k/4 instead of 2k/3 and 4k/3: before the result leaves that band, not after.
 //
 // Residuals: pres is the published rule, and exact, as an entry that an owner drops comes back to all who
 // sent it; so is gres. drop leaves it with the owner and conserves too; lres loses it. With packed-bf16 only

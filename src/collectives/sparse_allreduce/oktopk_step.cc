@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
+#include "base/tail.h"
 #include "kernels/sparse.h"
 
 namespace weft {
@@ -17,6 +19,21 @@ float least_magnitude(EntriesView entries) {
   std::uint32_t least = kInfinityKey;
   for (const float v : entries.values) least = std::min(least, magnitude_key(v));
   return entries.empty() ? 0.0F : std::bit_cast<float>(least);
+}
+
+// By how much a threshold moves when `k` of n elements shall reach it instead of `before`, by the tail that
+// quotas assume. Only half of the way, as a quota moves where its data has: if that has grown, more elements
+// reach the threshold anyway. (All of the way, quotas and thresholds chase each other.)
+float follow(std::int64_t before, std::int64_t k, std::int64_t n) {
+  const auto scales = [n](std::int64_t count) {
+    return tail_inverse(static_cast<double>(count) / static_cast<double>(n));
+  };
+  return static_cast<float>(std::sqrt(scales(k) / scales(before)));
+}
+
+// Whether thresholds for `before` entries say something about k of them.
+bool comparable(std::int64_t before, std::int64_t k, std::int64_t n) {
+  return std::max(before, k) < n && before <= 2 * k && k <= 2 * before;
 }
 
 }  // namespace
@@ -35,7 +52,14 @@ OkStep::OkStep(const Comm& comm, const SparseCall& c)
       me(static_cast<std::size_t>(comm.rank())),
       next(c.work->next_thresholds),
       exchange(comm.size()) {
-  const bool other_call = next.k != call.k || next.regions.size() != static_cast<std::size_t>(size) + 1;
+  const bool same_k = next.k == call.k;
+  const bool other_call = !(same_k || comparable(next.k, call.k, length())) ||
+                          next.regions.size() != static_cast<std::size_t>(size) + 1;
+  if (!same_k && !other_call) {
+    const float moved = follow(next.k, call.k, length());
+    next.local *= moved;
+    next.global *= moved;
+  }
   evaluate_local = other_call || next.steps % kEvaluateEvery == 0 || next.local == 0;
   evaluate_global = other_call || next.steps % kEvaluateEvery == 0 || next.global == 0;
   repartition = other_call || next.steps % kRegionsEvery == 0;

@@ -2,6 +2,7 @@
 // of a deal.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <string>
 
 #include "collectives/registry.h"
@@ -59,13 +60,21 @@ std::int64_t topka_entries(const SparseShape& s) { return std::min(s.k, s.length
 std::int64_t topka_heads(const SparseShape& s) { return s.size - 1; }
 int topka_rounds(const SparseShape& s) { return log2_ceil(s.size); }
 
+// Entries of all regions together, at most.
+std::int64_t topkdsa_sums(const SparseShape& s) {
+  const std::int64_t k = std::min(s.k, s.length);
+  return k < s.length / s.size ? k * s.size : s.length;
+}
+bool topkdsa_may_go_dense(const SparseShape& s) {
+  return 3 * (8 * topkdsa_sums(s) + 4 * s.size) >= 8 * s.length;
+}
 // All of the selection to others; then the regions, the first ones of a bag at every hop: as entries, while
 // all of them take less than 2/3 of the dense bytes, or dense (two values for an entry).
 std::int64_t topkdsa_entries(const SparseShape& s) {
   const std::int64_t k = std::min(s.k, s.length);
   const std::int64_t longest = Deal(s.blocks, s.size, s.length).longest();
-  const std::int64_t sums = k < s.length / s.size ? k * s.size : s.length;
-  const bool always_sparse = 3 * (8 * sums + 4 * s.size) < 8 * s.length;
+  const std::int64_t sums = topkdsa_sums(s);
+  const bool always_sparse = !topkdsa_may_go_dense(s);
   std::int64_t sparse = 0;
   for (const Hop& hop : gather_hops(s.size)) {
     sparse += std::min(always_sparse ? sums : s.length / 3, hop.count * longest);
@@ -130,7 +139,8 @@ const SparseAlgorithm kRows[] = {
      .heads = topkdsa_heads,
      .rounds = topkdsa_rounds,
      .run = &topkdsa,
-     .exact = false},
+     .exact = false,
+     .may_go_dense = topkdsa_may_go_dense},
     {.name = "gtopk",
      .summary = "a tree whose nodes keep the k largest of two lists; 2 log2 P rounds",
      .entries = gtopk_entries,
@@ -177,9 +187,25 @@ const SparseAlgorithm& find_sparse_algorithm(std::string_view name) {
   throw UsageError("sparse_all_reduce: '" + std::string(name) + "' is none of: " + names);
 }
 
+// Indices of E entries in lists that span S elements take min over r of E (r+1) + S / 2^r bits
+// (wire/codec.h), and where lists are about as dense as the result S is E n/k. Every list has its head, its
+// coding, filling, and what its rounded quota adds: 8 bytes.
+std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape) {
+  const std::int64_t entries = row.entries(shape);
+  const std::int64_t plain = 8 * entries + 4 * row.heads(shape);
+  const bool dense = entries == 0 || (row.may_go_dense != nullptr && row.may_go_dense(shape));
+  if (dense || shape.codec == wire::SparseCodec::coo) return plain;
+  const double spacing =
+      static_cast<double>(shape.length) / static_cast<double>(std::max<std::int64_t>(1, shape.k));
+  double bits = spacing;
+  for (int r = 1; r < 32; ++r) bits = std::min(bits, r + 1 + std::ldexp(spacing, -r));
+  bits += shape.codec == wire::SparseCodec::packed_bf16 ? 16 : 32;
+  return static_cast<std::int64_t>(std::ceil(bits / 8 * static_cast<double>(entries))) + 8 * row.heads(shape);
+}
+
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link) {
   return row.rounds(shape) * link.hop_seconds +
-         static_cast<double>(coo_bytes(row, shape)) * link.seconds_per_byte;
+         static_cast<double>(payload_bytes(row, shape)) * link.seconds_per_byte;
 }
 
 TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link) {

@@ -235,7 +235,7 @@ SparseFormula formula_of(const SparseVector& vector, int ranks, const LinkCost& 
 
 double SparseFormula::bytes() const {
   double sum = 0;
-  for (const Operation& o : operations) sum += static_cast<double>(coo_bytes(*o.row, o.shape));
+  for (const Operation& o : operations) sum += static_cast<double>(payload_bytes(*o.row, o.shape));
   return sum;
 }
 

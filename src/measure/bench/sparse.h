@@ -17,7 +17,7 @@ struct SparseFormula {
     SparseShape shape;
   };
   std::vector<Operation> operations;              // one, or one for each bucket
-  double bytes() const;                           // in the paper's codec; of several operations a bound
+  double bytes() const;                           // in the call's codec; of several operations a bound
   int rounds() const;                             // of the one with most: they are in flight together
   bool is_exact(const std::string& codec) const;  // bytes() is what is sent, not only a bound on it
 };
