@@ -279,7 +279,7 @@ SparseShape shape_of(const SparseOptions& call, std::int64_t length, int size, c
   shape.micro_op_bytes = micro_op_bytes;
   const bool power = std::has_single_bit(static_cast<unsigned>(call.teams));
   TeamChoice teams{call.teams, call.gather == "r-sag" || (call.gather == "auto" && power)};
-  if (teams.teams == 0) teams = choose_teams(size, length, call.k, link);
+  if (teams.teams == 0) teams = choose_teams(size, length, call.k, link, shape.codec, call.gather);
   shape.teams = teams.teams;
   shape.recursive = teams.recursive;
   return shape;

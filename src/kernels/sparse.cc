@@ -64,12 +64,16 @@ void keep_largest(Entries& entries, std::int64_t k, Entries& discards) {
 }
 
 // The places lie far apart, so that each is a wait for memory: they are asked for ahead of their turn.
-void scatter_add(EntriesView entries, const Deal& deal, int block, std::span<float> dense) {
+void scatter_add(EntriesView entries, const Deal& deal, int block, std::span<float> dense,
+                 std::span<float> before) {
   constexpr std::size_t kAhead = 32;
   std::array<float*, kAhead> places{};
   for (std::size_t i = 0; i < entries.size() + kAhead; ++i) {
     float*& place = places[i % kAhead];
-    if (i >= kAhead) *place += entries.values[i - kAhead];
+    if (i >= kAhead) {
+      if (!before.empty()) before[i - kAhead] = *place;
+      *place += entries.values[i - kAhead];
+    }
     if (i >= entries.size()) continue;
     place = &dense[static_cast<std::size_t>(deal.global(block, entries.indices[i]))];
     __builtin_prefetch(place, 1);

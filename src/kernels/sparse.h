@@ -18,9 +18,10 @@ void merge_add(EntriesView a, EntriesView b, Entries& out);
 // goes to `discards`, sorted, zeros left out; it is cleared first.
 void keep_largest(Entries& entries, std::int64_t k, Entries& discards);
 
-// dense[deal.global(block, index)] += value. REQUIRES: indices below deal.count(block), dense of the deal's
-// length.
-void scatter_add(EntriesView entries, const Deal& deal, int block, std::span<float> dense);
+// dense[deal.global(block, index)] += value; before[i] is what was there, if asked for. REQUIRES: indices
+// below deal.count(block), dense of the deal's length; as many places in `before`, or none.
+void scatter_add(EntriesView entries, const Deal& deal, int block, std::span<float> dense,
+                 std::span<float> before = {});
 
 // out[i] = dense[deal.global(block, indices[i])]. REQUIRES: as above; out.size() == indices.size().
 void gather(std::span<const float> dense, const Deal& deal, int block, std::span<const std::uint32_t> indices,

@@ -253,7 +253,7 @@ class Meter {
     call.work = &r.work;
     call.kernels = &none_;
     time_blocks(costs_.settle_place, [&](std::size_t b) {
-      const std::span<const std::uint32_t> touched = r.theirs[b].indices;
+      const EntriesView touched = r.theirs[b];
       apply_residual_rule(call, deal_, static_cast<int>(b), r.work.selected[b], touched, {});
       return r.work.selected[b].size() + touched.size();
     });

@@ -385,6 +385,7 @@ TEST(Spardl, BadCallsAreRefused) {
   EXPECT_NE(refused(options_of(5, ResidualRule::gres, 1, "auto", "zip")).find("coo"), std::string::npos);
   EXPECT_NE(refused(options_of(5, ResidualRule::gres, 1, "auto", "coo", "round")).find("contiguous"),
             std::string::npos);
+  EXPECT_EQ(refused(options_of(5, ResidualRule::gres, 0, "b-sag")), "accepted");
   EXPECT_EQ(refused(options_of(1000)), "accepted") << "k above the length means all";
 }
 
@@ -410,8 +411,22 @@ TEST(Teams, TheCostModelTakesMoreTeamsWhereLatencyRules) {
   const LinkCost far{.hop_seconds = 50e-3, .seconds_per_byte = 1 / 12.5e9};
   EXPECT_LE(choose_teams(16, 25'000'000, 250'000, slow).teams, 2);
   EXPECT_GT(choose_teams(16, 25'000'000, 2'500, far).teams, 2);
-  EXPECT_EQ(choose_teams(7, 1000, 10, slow).teams % 7 == 0 || choose_teams(7, 1000, 10, slow).teams == 1,
-            true);
+  // A prime number of ranks is one team, or each rank is a team: 2 ceil(log2 7) rounds of 2 k 6/7 entries
+  // against 3 rounds of at most 6 k. Where bytes rule the first wins, where rounds rule the second.
+  EXPECT_EQ(choose_teams(7, 10'000'000, 100'000, slow).teams, 1);
+  EXPECT_EQ(choose_teams(7, 10'000'000, 1'000, far).teams, 7);
+  EXPECT_FALSE(choose_teams(7, 10'000'000, 1'000, far).recursive) << "R-SAG needs a power of two";
+  // As asked for, whatever wins otherwise.
+  const auto asked = [&](int size, std::string_view gather) {
+    return choose_teams(size, 10'000'000, 100'000, slow, wire::SparseCodec::packed, gather);
+  };
+  EXPECT_GT(asked(7, "b-sag").teams, 1);
+  EXPECT_FALSE(asked(8, "b-sag").recursive);
+  EXPECT_GT(asked(8, "b-sag").teams, 1);
+  EXPECT_TRUE(asked(8, "r-sag").recursive);
+  EXPECT_EQ(asked(7, "r-sag").teams, 1) << "there is none";
+  // d = 2 saves a round of 2 ceil(log2 P) and costs no words (docs of the paper): free for even P.
+  EXPECT_EQ(choose_teams(8, 25'000'000, 250'000, slow).teams, 2);
 }
 
 }  // namespace

@@ -46,9 +46,13 @@ struct SparseWork {
   Thresholds thresholds, next_thresholds;
   // Memory of a step, kept warm.
   Candidates candidates;
-  std::vector<Entries> selected;                    // of each block: what this rank cut out of it
-  std::vector<std::vector<std::uint32_t>> touched;  // of each block: where something arrived, sorted
-  std::vector<Entries> lists;                       // of each rank: what came from it
+  // Of each block: what this rank cut out of it; and where something was added to it, with this rank's own
+  // value there (residual_rules.h).
+  std::vector<Entries> selected;
+  std::vector<Entries> touched;
+  Entries united;              // of touch()
+  std::vector<float> before;   // of add_and_touch()
+  std::vector<Entries> lists;  // of each rank: what came from it
   std::vector<float> errors;
   double spent = 0;  // virtual seconds of what was computed since somebody took them (SparseCall::spent)
 };
@@ -160,11 +164,15 @@ const SparseAlgorithm& find_sparse_algorithm(
 std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape);
 // Predicted seconds on the wire.
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link);
-// The number of teams with the least predicted time, and whether they gather by R-SAG.
+// The number of teams with the least predicted time in the codec's bytes, and whether they gather by R-SAG.
+// B-SAG counts at its bound. Of those that gather as asked for (auto, r-sag, b-sag), with at least two teams
+// where that is said. One team where no number of them can.
 struct TeamChoice {
   int teams = 1;
   bool recursive = false;
 };
-TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link);
+TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link,
+                        wire::SparseCodec codec = wire::SparseCodec::packed,
+                        std::string_view gather = "auto");
 
 }  // namespace weft

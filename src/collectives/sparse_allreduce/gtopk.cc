@@ -127,7 +127,7 @@ Task<void> gtopk(Comm comm, SparseCall call) {
   // Step 1
   auto select = [&step] {
     step.select();
-    step.round(step.selected());
+    step.round_selected();
     step.list = step.selected();
     step.call.spend(step.call.kernels->move_entry, step.list.size());
     return step.call.spent();

@@ -42,11 +42,12 @@ std::vector<std::vector<std::byte>> code_all(const SparseCall& call, const ListE
 }  // namespace
 
 Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather) {
-  const int size = comm.size();
+  const GatherRing ring =
+      gather.ring.size > 0 ? gather.ring : GatherRing{.size = comm.size(), .me = comm.rank()};
   const auto list_at = [&](int distance) {
-    return static_cast<std::size_t>((comm.rank() + distance) % size);
+    return static_cast<std::size_t>((ring.me + distance) % ring.size);
   };
-  // Lists of ranks rank, rank+1, ... as coded, one after the other; where each ends.
+  // Lists of the ring from this rank on, as coded, one after the other; where each ends.
   std::vector<std::byte> held;
   std::vector<std::size_t> ends;
   auto code = [&] {
@@ -60,8 +61,8 @@ Task<void> gather_lists(Comm comm, const SparseCall& call, ListGather& gather) {
   };
   co_await comm.compute(code);
   std::vector<std::byte> incoming;
-  for (const Hop& hop : gather_hops(size)) {
-    const BagRoute route{.to = comm.before(hop.gap), .from = comm.after(hop.gap), .hop = hop.number};
+  for (const Hop& hop : gather_hops(ring.size)) {
+    const BagRoute route{.to = ring.rank_at(-hop.gap), .from = ring.rank_at(hop.gap), .hop = hop.number};
     std::size_t limit = 0;
     for (int i = 0; i < hop.count; ++i) {
       call.result->entries_sent += gather.lists[list_at(i)].size();

@@ -18,12 +18,23 @@ struct ListBounds {
   std::int64_t max_count = 0;  // entries
 };
 
-// Bruck all-gather. lists[r] of rank r goes to all; everybody decodes the same bytes. `non_finite` goes out
-// in the head of the own list (which is then empty) and comes back true if it was so anywhere.
+// Ranks that gather from each other: first, first + stride, ... This rank is number `me` of them.
+struct GatherRing {
+  int size = 1;
+  int me = 0;
+  int first = 0;
+  int stride = 1;
+  int rank_at(int distance) const { return first + stride * ((me + distance + size) % size); }
+};
+
+// Bruck all-gather. lists[i] of the ring's number i goes to all of it; everybody decodes the same bytes.
+// `non_finite` goes out in the head of the own list (which is then empty) and comes back true if it was so
+// anywhere. Coding and decoding are the worker pool's business.
 struct ListGather {
-  std::span<Entries> lists;  // one for each rank
+  std::span<Entries> lists;  // one for each of the ring
   std::vector<ListBounds> bounds;
   bool non_finite = false;
+  GatherRing ring{.size = 0};  // 0: all ranks
 };
 // Rounds: ceil(log2 size). Sent: size-1 lists, the own one at every hop.
 // REQUIRES: awaited in the expression that calls it, as all of these.

@@ -72,7 +72,7 @@ void OkStep::select_local() {
   if (evaluate_local) {
     select();
     next.local = least_magnitude(selected());
-    return round(selected());
+    return round_selected();
   }
   const Stopwatch watch(call.result->select_seconds);
   SparseWork& work = *call.work;
@@ -88,7 +88,7 @@ void OkStep::select_local() {
     call.spend_cut(0, length());
     non_finite = !cut(work.staged, whole, 0, call.k, work.candidates, selected());
     next.local = least_magnitude(selected());
-    return round(selected());
+    return round_selected();
   }
   const auto reach = [&](std::uint32_t key) {
     return std::count_if(found.indices().begin(), found.indices().end(),
@@ -107,7 +107,7 @@ void OkStep::select_local() {
   call.spend(call.kernels->scatter_entry, found.count);
   if (3 * count < 2 * call.k) next.local /= 1.012F;
   if (4 * count > 5 * call.k) next.local *= 1.012F;
-  round(selected());
+  round_selected();
 }
 
 void OkStep::propose_regions() {

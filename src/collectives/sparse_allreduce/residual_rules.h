@@ -7,16 +7,24 @@
 //   conserves
 //
 // Only places where something was sent or arrived can differ from the own value gradient + residual, so only
-// those are visited.
+// those are visited. Their own values are noted on the way, when their memory is at hand anyway: a place that
+// was only sent has the value that was cut out, another one what was there before something was added.
 #pragma once
 
 #include "collectives/sparse_allreduce/call.h"
 
 namespace weft {
 
-// One block: `selected` was sent by this rank, `touched` (sorted) is where something arrived, `kept` is the
-// block's result.
+// Notes places of a block and the own values there. Whoever noted a place first is right.
+void touch(const SparseCall& call, int block, EntriesView own);
+// Adds entries to a block of `staged` and notes their places, but not those of `selected`: once a place was
+// cut out, its own value is no longer there.
+void add_and_touch(const SparseCall& call, const Deal& deal, int block, EntriesView entries,
+                   EntriesView selected);
+
+// One block: `selected` was sent by this rank, with its own values (which count where a place was not
+// touched), `kept` is the block's result.
 void apply_residual_rule(const SparseCall& call, const Deal& deal, int block, EntriesView selected,
-                         std::span<const std::uint32_t> touched, EntriesView kept);
+                         EntriesView touched, EntriesView kept);
 
 }  // namespace weft

@@ -16,9 +16,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "collectives/sparse_allreduce/lists.h"
 #include "collectives/sparse_allreduce/spar_step.h"
 #include "kernels/sparse.h"
-#include "patterns/bruck.h"
 
 namespace weft {
 
@@ -46,10 +46,14 @@ Task<void> spar_all_gather_recursive(Comm comm, SparStep& step) {
     const int partner = step.team ^ gap;
     const int peer = step.rank_of(partner, step.position);
     const BagRoute route{.to = peer, .from = peer, .hop = hop};
-    step.outgoing.clear();
-    step.code(step.own, step.position, step.outgoing);
-    step.call.result->entries_sent += step.own.size();
-    co_await comm.charge(step.call.spent());
+    auto code = [&step] {
+      const Stopwatch watch(step.call.result->select_seconds);
+      step.outgoing.clear();
+      step.code(step.own, step.position, step.outgoing);
+      step.call.result->entries_sent += step.own.size();
+      return step.call.spent();
+    };
+    co_await comm.compute(code);
     co_await step.exchange(comm, route, step.limit_of(quota, step.position));
     // Step 2
     auto add = [&step, partner, peer, gap, quota] {
@@ -75,48 +79,21 @@ Task<void> spar_all_gather_recursive(Comm comm, SparStep& step) {
 Task<void> spar_all_gather_bruck(Comm comm, SparStep& step) {
   const int teams = step.call.teams;
   const std::int64_t quota = step.quota_of(step.position);
-  std::vector<std::vector<std::byte>> coded(static_cast<std::size_t>(teams));
-  std::vector<std::size_t> entries_of(static_cast<std::size_t>(teams));
-  entries_of[static_cast<std::size_t>(step.team)] = step.own.size();
-  step.code(step.own, step.position, coded[static_cast<std::size_t>(step.team)]);
-  co_await comm.charge(step.call.spent());
+  std::vector<Entries> lists(static_cast<std::size_t>(teams));
+  ListGather gather{.lists = lists,
+                    .non_finite = step.non_finite,
+                    .ring = {.size = teams, .me = step.team, .first = step.position, .stride = step.members}};
+  gather.bounds.assign(lists.size(), {.length = step.length_of(step.position), .max_count = quota});
+  lists[static_cast<std::size_t>(step.team)] = std::move(step.own);
   // Step 1
-  for (const Hop& hop : gather_hops(teams)) {
-    const BagRoute route{.to = step.rank_of((step.team - hop.gap + teams) % teams, step.position),
-                         .from = step.rank_of((step.team + hop.gap) % teams, step.position),
-                         .hop = hop.number};
-    step.outgoing.clear();
-    for (int i = 0; i < hop.count; ++i) {
-      const auto sent = static_cast<std::size_t>((step.team + hop.sent + i) % teams);
-      step.outgoing.insert(step.outgoing.end(), coded[sent].begin(), coded[sent].end());
-      step.call.result->entries_sent += entries_of[sent];
-    }
-    const std::size_t limit = static_cast<std::size_t>(hop.count) * step.limit_of(quota, step.position);
-    co_await step.exchange(comm, route, limit);
-    BagReader bag(step.call.codec, step.incoming, route.from);
-    Entries entries;
-    for (int i = 0; i < hop.count; ++i) {
-      const std::span<const std::byte> before = bag.rest();
-      bag.next(step.length_of(step.position), quota, entries, step.non_finite);
-      const auto used = before.first(before.size() - bag.rest().size());
-      const auto received = static_cast<std::size_t>((step.team + hop.received + i) % teams);
-      coded[received].assign(used.begin(), used.end());
-      entries_of[received] = entries.size();
-      step.call.spend_decoding(entries.size());
-    }
-    bag.end();
-    co_await comm.charge(step.call.spent());
-  }
+  co_await gather_lists(comm, step.call, gather);
+  step.non_finite = gather.non_finite;
   // Step 2
-  auto add = [&step, &coded, teams, quota] {
+  auto add = [&step, &lists, teams, quota] {
     Entries sum;
     Entries next;
-    Entries list;
-    for (int t = 0; t < teams; ++t) {
-      BagReader bag(step.call.codec, coded[static_cast<std::size_t>(t)], step.rank_of(t, step.position));
-      bag.next(step.length_of(step.position), quota, list, step.non_finite);
+    for (const Entries& list : lists) {
       merge_add(sum, list, next);
-      step.call.spend_decoding(list.size());
       step.call.spend(step.call.kernels->merge_entry, sum.size() + list.size());
       std::swap(sum, next);
     }

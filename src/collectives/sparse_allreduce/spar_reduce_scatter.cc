@@ -8,6 +8,7 @@
 // once, and the pass over the vector was made before (kernels/select.h). Rounds: L = ceil(log2 members).
 // Entries sent by a rank: the quotas of all blocks but its own, k (members-1)/members. Zhao et al., ICDE
 // 2024.
+#include "collectives/sparse_allreduce/residual_rules.h"
 #include "collectives/sparse_allreduce/spar_step.h"
 #include "kernels/sparse.h"
 #include "patterns/bruck.h"
@@ -39,6 +40,7 @@ void cut_bag(SparStep& step, const Hop& hop) {
     cut_block(step, block, step.quota_of(block));
     Entries& selected = step.call.work->selected[static_cast<std::size_t>(block)];
     if (step.call.codec == wire::SparseCodec::packed_bf16) {
+      touch(step.call, block, selected);
       wire::round_to_bfloat16(selected.values, errors);
       scatter_add({selected.indices, errors}, step.deal, block, step.call.work->staged);
       step.call.spend(step.call.kernels->round_element + step.call.kernels->scatter_entry, selected.size());
@@ -51,7 +53,6 @@ void cut_bag(SparStep& step, const Hop& hop) {
 void spend_arrival(const SparStep& step, int block, std::size_t entries) {
   const SparseCall& call = step.call;
   call.spend_decoding(entries);
-  call.spend(call.kernels->scatter_entry, entries);
   call.spend(call.kernels->unite_index, call.work->candidates.blocks[static_cast<std::size_t>(block)].count);
 }
 
@@ -61,10 +62,9 @@ void add_bag(SparStep& step, const Hop& hop, int peer) {
   for (int i = 0; i < hop.count; ++i) {
     const int block = (step.position + hop.received + i) % step.members;
     bag.next(step.length_of(block), step.quota_of(block), entries, step.non_finite);
-    scatter_add(entries, step.deal, block, step.call.work->staged);
+    add_and_touch(step.call, step.deal, block, entries, {});
     arrived(entries.indices, block, step.call.work->candidates);
     spend_arrival(step, block, entries.size());
-    step.touch(block, entries.indices);
   }
   bag.end();
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/sparse.h"
+#include "collectives/sparse_allreduce/residual_rules.h"
 
 namespace weft {
 
@@ -16,18 +16,9 @@ SparStep::SparStep(const Comm& comm, const SparseCall& c)
   c.work->selected.resize(static_cast<std::size_t>(members));
   c.work->touched.resize(static_cast<std::size_t>(members));
   for (Entries& entries : c.work->selected) entries.clear();
-  for (std::vector<std::uint32_t>& indices : c.work->touched) indices.clear();
+  for (Entries& entries : c.work->touched) entries.clear();
   c.result->deal = deal;
   c.result->blocks.resize(static_cast<std::size_t>(members));
-}
-
-void SparStep::touch(int block, std::span<const std::uint32_t> indices) {
-  std::vector<std::uint32_t>& all = call.work->touched[static_cast<std::size_t>(block)];
-  scratch.resize(all.size() + indices.size());
-  call.spend(call.kernels->unite_index, scratch.size());
-  const auto end = std::set_union(all.begin(), all.end(), indices.begin(), indices.end(), scratch.begin());
-  scratch.erase(end, scratch.end());
-  all.swap(scratch);
 }
 
 void SparStep::keep_share(EntriesView entries, int sharers, int mine) {
@@ -37,10 +28,8 @@ void SparStep::keep_share(EntriesView entries, int sharers, int mine) {
         entries.indices[i] % static_cast<std::uint32_t>(sharers) == static_cast<std::uint32_t>(mine);
     if (falls_to_me && entries.values[i] != 0) share.push_back(entries.indices[i], entries.values[i]);
   }
-  scatter_add(share, deal, position, call.work->staged);
   call.spend(call.kernels->move_entry, entries.size());
-  call.spend(call.kernels->scatter_entry, share.size());
-  touch(position, share.indices);
+  add_and_touch(call, deal, position, share, call.work->selected[static_cast<std::size_t>(position)]);
 }
 
 void SparStep::round(Entries& entries, int sharers, int mine) {

@@ -30,8 +30,6 @@ struct SparStep {
     call.result->entry_bytes_sent += outgoing.size();
     return exchange_messages(comm, route, outgoing, incoming, limit);
   }
-  // Notes that something was added to the block at these places.
-  void touch(int block, std::span<const std::uint32_t> indices);
   std::size_t limit_of(std::int64_t count, int block) const {
     return wire::max_encoded_bytes(call.codec, count, length_of(block));
   }
@@ -46,7 +44,6 @@ struct SparStep {
   Entries own;              // the block this rank owns, from its cut on
   std::vector<std::byte> outgoing;
   std::vector<std::byte> incoming;
-  std::vector<std::uint32_t> scratch;
 };
 
 // Phases, each with its hops counted from 0. REQUIRES: awaited in the expression that calls them.

@@ -9,7 +9,9 @@
 // that is not finite is told to all ranks by a bit in the head of every block: no extra message. Zhao et al.,
 // ICDE 2024.
 #include <algorithm>
+#include <utility>
 
+#include "collectives/sparse_allreduce/lists.h"
 #include "collectives/sparse_allreduce/residual_rules.h"
 #include "collectives/sparse_allreduce/spar_step.h"
 #include "patterns/bruck.h"
@@ -18,49 +20,14 @@ namespace weft {
 
 // Owners' blocks travel as they were coded: everybody decodes the same bytes.
 Task<void> gather_blocks(Comm comm, SparStep& step) {
-  const int m = step.members;
-  std::vector<std::vector<std::byte>> coded(static_cast<std::size_t>(m));
-  std::vector<std::size_t> entries(static_cast<std::size_t>(m));
-  const auto own = static_cast<std::size_t>(step.position);
-  wire::encode(step.call.codec, step.non_finite ? EntriesView{} : step.own.view(),
-               step.length_of(step.position), step.non_finite, coded[own]);
-  entries[own] = step.own.size();
-  step.call.result->blocks[own] = step.own;
-  step.call.spend_encoding(step.own.size());
-  step.call.spend(step.call.kernels->move_entry, step.own.size());
-  co_await comm.charge(step.call.spent());
-  for (const Hop& hop : gather_hops(m)) {
-    const BagRoute route{.to = step.rank_of(step.team, step.position - hop.gap),
-                         .from = step.rank_of(step.team, step.position + hop.gap),
-                         .hop = hop.number};
-    step.outgoing.clear();
-    std::size_t limit = 0;
-    for (int i = 0; i < hop.count; ++i) {
-      const auto sent = static_cast<std::size_t>((step.position + hop.sent + i) % m);
-      step.outgoing.insert(step.outgoing.end(), coded[sent].begin(), coded[sent].end());
-      step.call.result->entries_sent += entries[sent];
-      const int received = (step.position + hop.received + i) % m;
-      limit += step.limit_of(step.quota_of(received), received);
-    }
-    co_await step.exchange(comm, route, limit);
-    auto decode = [&step, &coded, &entries, &hop, &route, m] {
-      BagReader bag(step.call.codec, step.incoming, route.from);
-      for (int i = 0; i < hop.count; ++i) {
-        const int block = (step.position + hop.received + i) % m;
-        const auto b = static_cast<std::size_t>(block);
-        const std::span<const std::byte> before = bag.rest();
-        bag.next(step.length_of(block), step.quota_of(block), step.call.result->blocks[b], step.non_finite);
-        const auto used = before.first(before.size() - bag.rest().size());
-        coded[b].assign(used.begin(), used.end());
-        entries[b] = step.call.result->blocks[b].size();
-        step.call.spend_decoding(entries[b]);
-        step.call.spend(step.call.kernels->copy_byte, used.size());
-      }
-      bag.end();
-      return step.call.spent();
-    };
-    co_await comm.compute(decode);
-  }
+  ListGather gather{.lists = step.call.result->blocks,
+                    .non_finite = step.non_finite,
+                    .ring = {.size = step.members, .me = step.position, .first = step.rank_of(step.team, 0)}};
+  for (int b = 0; b < step.members; ++b)
+    gather.bounds.push_back({.length = step.length_of(b), .max_count = step.quota_of(b)});
+  gather.lists[static_cast<std::size_t>(step.position)] = std::move(step.own);
+  co_await gather_lists(comm, step.call, gather);
+  step.non_finite = gather.non_finite;
 }
 
 namespace {

@@ -32,7 +32,10 @@ void choose_gather(const Comm& comm, const SparseOptions& options, SparseCall& c
     refuse("gather '" + std::string(options.gather) + "' is none of: auto, r-sag, b-sag");
   }
   if (options.teams == 0) {
-    const TeamChoice choice = choose_teams(comm.size(), call.work->length, call.k, comm.cost());
+    const TeamChoice choice =
+        choose_teams(comm.size(), call.work->length, call.k, comm.cost(), call.codec, options.gather);
+    if (options.gather == "r-sag" && comm.size() > 1 && choice.teams == 1)
+      refuse("r-sag needs a power of two of teams, and " + std::to_string(comm.size()) + " ranks have none");
     call.teams = choice.teams;
     call.recursive = choice.recursive;
     return;

@@ -208,15 +208,18 @@ double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape,
          static_cast<double>(payload_bytes(row, shape)) * link.seconds_per_byte;
 }
 
-TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link) {
+TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link,
+                        wire::SparseCodec codec, std::string_view gather) {
   TeamChoice best;
   double least = 0;
   for (int teams = 1; teams <= size; ++teams) {
     if (size % teams != 0) continue;
     for (const bool recursive : {true, false}) {
       if (teams > 1 && recursive && !std::has_single_bit(static_cast<unsigned>(teams))) continue;
-      if (teams == 1 && recursive) continue;
-      const SparseShape shape{.size = size, .length = length, .k = k, .teams = teams, .recursive = recursive};
+      if (teams == 1 && (recursive || gather != "auto")) continue;
+      if ((recursive && gather == "b-sag") || (!recursive && gather == "r-sag")) continue;
+      const SparseShape shape{
+          .size = size, .length = length, .k = k, .teams = teams, .recursive = recursive, .codec = codec};
       const double seconds = sparse_wire_seconds(kRows[0], shape, link);
       if (least != 0 && seconds >= least) continue;
       least = seconds;

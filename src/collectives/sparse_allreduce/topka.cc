@@ -23,7 +23,7 @@ Task<void> topka(Comm comm, SparseCall call) {
   auto select = [&] {
     step.select();
     const Stopwatch watch(call.result->select_seconds);
-    step.round(step.selected());
+    step.round_selected();
     gather.non_finite = step.non_finite;
     gather.lists[static_cast<std::size_t>(comm.rank())] = step.selected();
     call.spend(call.kernels->move_entry, step.selected().size());

@@ -18,6 +18,7 @@
 // Renggli et al., SC 2019.
 #include <algorithm>
 #include <iterator>
+#include <utility>
 #include <variant>
 
 #include "collectives/registry.h"
@@ -42,7 +43,7 @@ struct RegionStep : WholeStep {
     const auto size = static_cast<std::size_t>(comm.size());
     call.work->lists.resize(size);
     call.work->touched.resize(size);
-    for (std::vector<std::uint32_t>& touched : call.work->touched) touched.clear();
+    for (Entries& touched : call.work->touched) touched.clear();
     exchange.incoming = call.work->lists;
     for (std::size_t j = 0; j < size; ++j) {
       const std::int64_t count = regions.count(static_cast<int>(j));
@@ -57,13 +58,17 @@ struct RegionStep : WholeStep {
   void split() {
     select();
     const Stopwatch watch(call.result->select_seconds);
-    if (!non_finite) round(selected());
-    call.work->touched[0].clear();  // by region from here on; what was selected is known anyway
+    if (!non_finite) round_selected();
+    // By region from here on; with rounded values, what was selected is among what was touched.
+    const Entries own = std::exchange(call.work->touched[0], {});
     const EntriesView all = selected();
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Deal::Place place = regions.place(all.indices[i]);
       exchange.outgoing[static_cast<std::size_t>(place.block)].push_back(
           static_cast<std::uint32_t>(place.local), all.values[i]);
+      if (!own.empty())
+        call.work->touched[static_cast<std::size_t>(place.block)].push_back(
+            static_cast<std::uint32_t>(place.local), own.values[i]);
     }
     exchange.non_finite = non_finite;
     exchange.incoming[me] = exchange.outgoing[me];
@@ -77,9 +82,8 @@ struct RegionStep : WholeStep {
     if (non_finite || call.codec != wire::SparseCodec::packed_bf16) return;
     std::vector<float>& errors = call.work->errors;
     wire::round_to_bfloat16(sum.values, errors);
-    scatter_add({sum.indices, errors}, regions, rank(), call.work->staged);
-    call.work->touched[me] = sum.indices;
-    call.spend(call.kernels->round_element + call.kernels->scatter_entry, sum.size());
+    call.spend(call.kernels->round_element, sum.size());
+    add_and_touch(call, regions, rank(), {sum.indices, errors}, {});
   }
   std::int64_t coded_size() const {
     if (non_finite) return kNotFinite;
@@ -102,7 +106,7 @@ struct RegionStep : WholeStep {
         apply_residual_rule(call, regions, block, sent, call.work->touched[b], call.result->blocks[b]);
         continue;
       }
-      const std::vector<std::uint32_t>& touched = call.work->touched[b];
+      const std::vector<std::uint32_t>& touched = call.work->touched[b].indices;
       asked.clear();
       std::set_union(sent.indices.begin(), sent.indices.end(), touched.begin(), touched.end(),
                      std::back_inserter(asked));
@@ -190,15 +194,15 @@ Task<void> topkdsa(Comm comm, SparseCall call) {
   co_await comm.compute(split);
   // Step 2
   co_await exchange_lists(comm, call, step.exchange);
-  auto add = [&step] {
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(comm.size()));
+  auto add = [&step, &sizes] {
     step.add();
+    sizes[step.me] = step.coded_size();
     return step.call.spent();
   };
   co_await comm.compute(add);
   // Step 3
   auto hop = static_cast<std::uint32_t>(comm.size() - 1);
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(comm.size()));
-  sizes[step.me] = step.coded_size();
   co_await gather_numbers(comm.hops_from(hop), call, sizes);
   std::int64_t total = 0;
   for (const std::int64_t bytes : sizes) {

@@ -1,9 +1,6 @@
 #include "collectives/sparse_allreduce/whole_step.h"
 
-#include <algorithm>
-
 #include "collectives/sparse_allreduce/residual_rules.h"
-#include "kernels/sparse.h"
 
 namespace weft {
 
@@ -36,17 +33,12 @@ void WholeStep::round(Entries& entries) {
   keep({entries.indices, errors});
 }
 
-void WholeStep::keep(EntriesView entries) {
-  scatter_add(entries, whole, 0, call.work->staged);
-  std::vector<std::uint32_t>& touched = call.work->touched[0];
-  call.spend(call.kernels->scatter_entry, entries.size());
-  call.spend(call.kernels->unite_index, touched.size() + entries.size());
-  std::vector<std::uint32_t> all(touched.size() + entries.size());
-  const auto end = std::set_union(touched.begin(), touched.end(), entries.indices.begin(),
-                                  entries.indices.end(), all.begin());
-  all.erase(end, all.end());
-  touched.swap(all);
+void WholeStep::round_selected() {
+  if (call.codec == wire::SparseCodec::packed_bf16) touch(call, 0, selected());
+  round(selected());
 }
+
+void WholeStep::keep(EntriesView entries) { add_and_touch(call, whole, 0, entries, selected()); }
 
 void WholeStep::settle() { apply_residual_rule(call, whole, 0, selected(), call.work->touched[0], result()); }
 

@@ -16,6 +16,7 @@ struct WholeStep {
   void select();
   // Rounds to the codec's values; what that loses stays in `staged`.
   void round(Entries& entries);
+  void round_selected();  // the same of what was selected, whose own values are noted before
   // Adds to `staged`: these entries stay here.
   void keep(EntriesView entries);
   // The result is one list of the vector: the residual rule.

@@ -53,7 +53,8 @@ struct Point {
   double dense_formula() const { return dense().seconds(dense_shape(), link); }
 
   TeamChoice teams_at(double density) const {
-    return choose_teams(ranks, options.sparse.length, entries_at(density, options.sparse.length), link);
+    return choose_teams(ranks, options.sparse.length, entries_at(density, options.sparse.length), link,
+                        wire::sparse_codec_of(options.sparse.scheme.codec));
   }
   double sparse_formula(double density, TeamChoice teams, double bytes_per_entry) const {
     const SparseShape shape{.size = ranks,
