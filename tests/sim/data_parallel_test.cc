@@ -112,6 +112,38 @@ TEST(DataParallel, ConservesMassAcrossBucketsAndSteps) {
   EXPECT_GT(lossy.run_and_weigh(3), 0.0);
 }
 
+// Of each bucket: as many entries as its quota says, where a scheme promises that, and the quotas by length
+// where they are proportional.
+void expect_entries(Job& job, std::string_view name, QuotaKind kind, std::uint32_t step) {
+  std::int64_t selected = 0, elements = 0;
+  for (int b = 0; b < job.plan().num_buckets(); ++b) {
+    const Bucket& bucket = job.plan().bucket(b);
+    const std::int64_t quota = job[0].dp->quotas()[static_cast<std::size_t>(b)];
+    if (!find_scheme(name).selects) continue;
+    if (bucket.dense) {
+      EXPECT_EQ(quota, bucket.count) << name;
+      continue;
+    }
+    selected += quota;
+    elements += bucket.count;
+    const std::int64_t out = job[0].dp->result(b).num_entries();
+    if (name == "topka" || name == "topkdsa") {  // each rank's selection; sums may cancel
+      EXPECT_GT(out, quota) << name;
+      EXPECT_LE(out, 4 * quota) << name;
+    } else if (name == "oktopk" && step > 0) {
+      EXPECT_GE(out, 1) << name;
+    } else {
+      EXPECT_EQ(out, quota) << name << ", bucket " << b << ", step " << step;
+    }
+    if (kind == QuotaKind::proportional || step == 0) {
+      EXPECT_NEAR(static_cast<double>(quota), 0.05 * static_cast<double>(bucket.count), 2) << name;
+    }
+  }
+  if (selected > 0) {
+    EXPECT_NEAR(static_cast<double>(selected), 0.05 * static_cast<double>(elements), 1) << name;
+  }
+}
+
 TEST(DataParallel, EveryAlgorithmAndKindOfQuotas) {
   for (const std::string_view name :
        {"spardl", "topka", "topkdsa", "gtopk", "oktopk", "dense", "dense-bf16"}) {
@@ -120,12 +152,26 @@ TEST(DataParallel, EveryAlgorithmAndKindOfQuotas) {
       options.scheme.name = name;
       options.scheme.quotas = kind;
       Job job(4, model(), options);
+      double largest = 0;  // that is left of what was put in, over all steps
       for (std::uint32_t t = 0; t < 4; ++t) {
         job.fill_whole(t);
+        const std::vector<double> in = job.mass(true);
         ASSERT_EQ(job.step(), "") << name;
         for (int r = 0; r < 4; ++r) ASSERT_EQ(job[r].outputs, job[0].outputs) << name;
+        const std::vector<double> out = job.applied();
+        const std::vector<double> left = job.mass(false);
+        // Whole numbers sum exactly: what went in comes out or stays. (bfloat16 rounds at each of three
+        // additions, by 2^-9 of sums that are below 4000.)
+        const double rounding = name == "dense-bf16" ? 3 * 4000 * 0x1p-9 : 0;
+        for (std::size_t i = 0; i < in.size(); ++i) {
+          ASSERT_NEAR(in[i], out[i] + left[i], rounding) << name << ", element " << i << ", step " << t;
+          largest = std::max(largest, std::abs(left[i]));
+        }
+        expect_entries(job, name, kind, t);
       }
       EXPECT_EQ(job[0].dp->state().step(), 4);
+      EXPECT_EQ(largest > 0, !find_scheme(name).lossless)
+          << name << ": who selects or rounds leaves something";
     }
   }
 }
