@@ -3,7 +3,7 @@
 // line, or one line of text.
 //
 //   mpirun -n 4 mpi_peer allreduce --bytes 1MiB..64MiB [--iterations I] [--dtype float32|float64|int32|int64]
-//   [--json]
+//       [--json]
 #include <mpi.h>
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 // World: this process's place in a job, with an engine that runs. What a program starts with.
 //
-//   weft::run_ranks(4, [](weft::World& world) { ... });                        // four ranks as threads of
-//   this process std::unique_ptr<weft::World> world = weft::join_world();                   // under mpirun,
-//   srun, torchrun, weft launch
+//   weft::run_ranks(4, [](weft::World& world) { ... });           // ranks as threads of this process
+//   std::unique_ptr<weft::World> world = weft::join_world();      // under mpirun, srun, torchrun, weft launch
 #pragma once
 
 #include <functional>

@@ -1,10 +1,9 @@
 // PowerSGD: a matrix gradient travels as two thin factors. What a rank computes; the sums between the steps
 // are the caller's (data_parallel/bucket_run.cc).
 //
-//   A vector of tensors laid end to end; of rank w, x_w = gradient + residual. A matrix of n x m is
-//   compressed where (n + m) r min_compression < n m, r = min(n, m, rank); the other tensors are sent as they
-//   are. Step 1  Q: of the step before, orthonormal; where there is none yet, or a column is zero or depends
-//   on
+//   A vector of tensors laid end to end; of rank w, x_w = gradient + residual. A matrix of n x m is compressed
+//   where (n + m) r min_compression < n m, r = min(n, m, rank); the other tensors are sent as they are.
+//   Step 1  Q: of the step before, orthonormal; where there is none yet, or a column is zero or depends on
 //           others, a Gaussian one. P_w = M_w Q of all matrices, end to end with the other tensors: first()
 //           the caller sums first() over the ranks
 //   Step 2  P = orthonormal columns of the sum; Q_w = M_w^T P of all matrices, end to end: second()

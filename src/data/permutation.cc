@@ -3,7 +3,7 @@
 //   Step 1  cut the number into two halves of equal width
 //   Step 2  eight rounds: (left, right) = (right, left ^ philox(right)); invertible whatever philox gives
 //   Step 3  a result outside [0, size) is put in again: the walk is a cycle of a permutation, so it comes
-//   back inside
+//           back inside
 // Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 #include "data/permutation.h"
 

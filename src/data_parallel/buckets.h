@@ -1,8 +1,7 @@
 // Which parameters travel together.
 //
 //   Order   Buckets follow the order in which the next forward uses their parameters; the index of a bucket
-//   is
-//           its priority and, after the plan's first slot, its slot.
+//           is its priority and, after the plan's first slot, its slot.
 //   Size    A bucket is closed before a parameter that would take it above `bucket_bytes`. A parameter larger
 //           than that is a bucket of its own, never cut.
 //   Dense   A parameter of fewer than `dense_below` elements (biases, norms) is not worth selecting from: few

@@ -5,8 +5,7 @@
 // small. What the ranks share is the committed result, the same bits on all of them, and quotas are a
 // function of it alone:
 //   Step 1  of a bucket's result, the magnitude x that three quarters of its entries (c of them) reach: it
-//   lies
-//           near the bucket's own threshold and few accidents move it
+//           lies near the bucket's own threshold and few accidents move it
 //   Step 2  its scale s, so that a tail of exponential shape has c of the bucket's n elements above x:
 //           n tail(x / s) = c. Half old and half new scale is kept (kept by parameter: state.h)
 //   Step 3  the common threshold t at which the buckets would select k in all: sum of n tail(t / s) = k, each

@@ -2,12 +2,14 @@
 // same pass.
 //
 //   1  estimate_thresholds  from a sample, for each block a magnitude that a little more than its quota of
-//   elements reaches 2  accumulate           the one pass: staged = gradient + residual; elements that reach
-//   their block's threshold are noted
-//                           as candidates (indices only); whatever is not finite is noticed
+//                           elements reaches
+//   2  accumulate           the one pass: staged = gradient + residual; elements that reach their block's
+//                           threshold are noted as candidates (indices only); whatever is not finite is
+//                           noticed
 //   3  arrived              entries that a peer sent were added to `staged`: their indices become candidates
-//   too 4  cut                  just before block b is sent: its largest `quota` entries are taken out of
-//   `staged`
+//                           too
+//   4  cut                  just before block b is sent: its largest `quota` entries are taken out of
+//                           `staged`
 //
 // Cutting is exact, whatever the thresholds: an element that is no candidate has not changed since the pass
 // and is below the threshold, so if `quota` candidates still reach it, the largest are among them; if not (a

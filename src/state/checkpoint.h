@@ -4,16 +4,15 @@
 //   <dir>/step-<N>/index.safetensors             which file has which range of what; metadata
 //   <dir>/latest                                 "step-<N>": the one that was committed last
 //   <dir>/.step-<N>.tmp, .weft-*.tmp             unfinished: nobody reads them, begin_checkpoint() removes
-//   them
+//                                                them
 //
 // Saving, with a barrier of the caller's between the steps (nothing here communicates):
 //   Step 1  rank 0: begin_checkpoint(); it makes <dir>/.step-<N>.tmp
 //   Step 2  every rank: write_shards(). Shards are stored by who holds them, what several ranks hold by one
-//   of
-//           them, so that sizes balance; sums and restarts (state/rows.h) by each
+//           of them, so that sizes balance; sums and restarts (state/rows.h) by each
 //   Step 3  rank 0: commit_checkpoint(), only if no rank failed in step 2. It reads the heads of all files
-//   and
-//           commits only a whole: no range is missing or there twice, ranks agree on what is the same on all
+//           and commits only a whole: no range is missing or there twice, ranks agree on what is the same on
+//           all
 // The folder gets its name, and `latest` its line, by a rename after everything is on the disk: a crash, a
 // kill or a full disk at any moment leaves the checkpoints before it and `latest` as they were.
 //

@@ -2,10 +2,10 @@
 // error and never in wrong data or in a hang.
 //
 //   FaultyTransport  stands in front of any transport: delays sends (messages of different peers and
-//   identities overtake each
-//                    other; those of one keep their order), and lets its rank die at a given message
+//                    identities overtake each other; those of one keep their order), and lets its rank die at
+//                    a given message
 //   make_tamper      works inside `threads`, on messages in flight behind their checksums: loses, shortens
-//   and changes them
+//                    and changes them
 //
 // What happens to a message depends on (seed, source, destination, identity, how many of these were before
 // it) and on nothing else, so a run with the same seed meets the same faults whatever its timing.

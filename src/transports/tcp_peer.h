@@ -2,13 +2,11 @@
 // machines over non-blocking calls; asio only says when the socket is ready.
 //
 //   reader  header -> (payload) -> header ... A read fills the place where the payload belongs and, behind
-//   it, a small staging
-//           buffer with whatever follows, so long payloads are read straight into place and short frames come
-//           many at a time.
+//           it, a small staging buffer with whatever follows, so long payloads are read straight into place
+//           and short frames come many at a time.
 //   writer  batch = control frames, short messages, the header of at most one long message; then that
-//   message's payload, from
-//           the sender's memory. What goes next is decided between batches: control first, then class,
-//           priority, age.
+//           message's payload, from the sender's memory. What goes next is decided between batches: control
+//           first, then class, priority, age.
 //
 // Nothing is allocated per message: queues keep their capacity, handlers live in slots of this object.
 #pragma once

@@ -5,7 +5,7 @@
 //   laplace   density exp(-|x|) / 2
 //   layered   gaussian in 16 layers of equal length, whose scales fall geometrically from 1 to 1/100
 //   heavy     log-normal magnitudes, exp(1.5 z) with z gaussian, either sign: a few elements hold most of the
-//   energy
+//             energy
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,7 @@
 // Checkpoint files: what was written comes back; a file that is not whole is refused with a reason; a write
 // that fails leaves the file before it.
 //
-//   safetensors_test --write FILE, --check FILE: for safetensors_python_test.py, the other end of each
-//   exchange
+//   safetensors_test --write FILE, --check FILE: for safetensors_python_test.py, the other end of each exchange
 #include "wire/safetensors.h"
 
 #include <gmock/gmock.h>

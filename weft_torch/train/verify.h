@@ -3,8 +3,7 @@
 //
 // Of a parameter, and of a block over all its parameters, with a the scheme's and d the shadow's:
 //   gradient   |a - d| / |d| of what the optimizer is given, root mean square over the steps. Most of a
-//   sparse
-//              gradient comes later: this is large where the scheme works well too
+//              sparse gradient comes later: this is large where the scheme works well too
 //   parameter  |a - d| / |d| of the values behind the last step
 //   drift      |a - d| / |d - start|: how much of the way that the shadow went is another. What hurts most is
 //              what drifts most

@@ -2,10 +2,10 @@
 // later pieces are still under way.
 //   Step 1  send every piece of the block that this rank starts with
 //   Step 2  for each hop, for each piece: await it (folded or placed), finish it where it is the last hop of
-//           the first trip or one of the second, send it on at the next hop; receives
-//           are posted a few pieces ahead. A piece of the second trip lands where one lay that was sent in
-//           the first: that send is awaited before the receive is posted. (It cannot wait for us: the peer
-//           posts its receives of the first trip freely.)
+//           the first trip or one of the second, send it on at the next hop; receives are posted a few pieces
+//           ahead. A piece of the second trip lands where one lay that was sent in the first: that send is
+//           awaited before the receive is posted. (It cannot wait for us: the peer posts its receives of the
+//           first trip freely.)
 //   Step 3  await the remaining sends
 #include "collectives/dense/ring_pass.h"
 

@@ -1,10 +1,12 @@
 // What is left in the residual when the result is known. Before this, staged holds what was dropped at this
 // rank, mass that had arrived from others included, with everything it sent taken out: that is the rule DROP.
 //
-//   gres  not in the result: the own value, as if nothing was sent. In the result: as dropped here. conserves
+//   gres  not in the result: the own value, as if nothing was sent. In the result: as dropped here.
+//         Conserves.
 //   pres  not in the result: the own value. In the result: 0 where this rank sent it, else the own value.
-//   loses in flight lres  0 where this rank sent it, else the own value. loses more drop  as dropped here.
-//   conserves
+//         Loses what is dropped in flight.
+//   lres  0 where this rank sent it, else the own value. Loses more.
+//   drop  as dropped here. Conserves.
 //
 // Only places where something was sent or arrived can differ from the own value gradient + residual, so only
 // those are visited. Their own values are noted on the way, when their memory is at hand anyway: a place that

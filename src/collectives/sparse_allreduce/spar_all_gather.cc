@@ -7,7 +7,7 @@
 // B-SAG, any number of teams:
 //   Step 1  Bruck all-gather of the teams' lists, each cut to h entries before
 //   Step 2  add the lists in team order, keep the quota's largest, and let the controller move h for the next
-//   step
+//           step
 //
 // What is discarded, or lost by rounding, is known to several ranks: it goes whole to one of them, by index
 // modulo their number, so that conservation is exact. (Shares of 1/sharers are not exact in float32.) Adding

@@ -1,8 +1,7 @@
 // SparDL's Spar-Reduce-Scatter. The index space is dealt to `members` blocks, block b belongs to position b
 // of the team.
 //   Step 1  for gap = 2^(L-1) .. 1: cut the blocks of this hop's bag to their quotas (what is left stays in
-//   `staged`), send them
-//           to position + gap, add what arrives to the blocks still here
+//           `staged`), send them to position + gap, add what arrives to the blocks still here
 //   Step 2  cut the own block the same way
 // A block is cut just before it is sent, on own values plus everything that has arrived ("lazy"): it is cut
 // once, and the pass over the vector was made before (kernels/select.h). Rounds: L = ceil(log2 members).
