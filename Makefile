@@ -27,7 +27,8 @@ ready:
 build: ready ## build/release: libraries, command, tests
 	@tools/build release
 
-demo: build ## a model trained by 4 ranks over a slow link under six schemes: a table and a page, in a few minutes
+demo: ready ## a model trained by 4 ranks over a slow link under six schemes: a table and a page, in a few minutes
+	@tools/build release commands
 	@if [[ -x build/release/weft-torch ]]; then rm -rf build/demo; \
 	  $(WEFT) compare --out build/demo --ranks 4 --link 100mbit,50us --steps 20 \
 	    --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64; \

@@ -101,8 +101,9 @@ TEST(Emulate, ComputationThatOccupiesACoreTakesProcessorTime) {
   };
   const double asleep = processor_seconds();
   options.occupies = true;
-  EXPECT_GE(processor_seconds(), computed - 1e-3);
-  EXPECT_LT(asleep, computed);  // control
+  const double awake = processor_seconds();
+  EXPECT_GE(awake, computed - 1e-3);
+  EXPECT_LT(asleep, awake - computed / 2);  // control; what the exchange takes is in both, however slow the build
 }
 
 TEST(Emulate, InVirtualTimeWorkOnBucketsDelaysComputationThatOccupiesTheirCore) {
