@@ -2,27 +2,49 @@
 
 #include <vector>
 
+#include "data_parallel/quotas.h"
 #include "data_parallel/schemes.h"
 
 namespace weft {
 
-SchemeCost cost_of(const DataParallel& parallel, int bucket, int size, const LinkCost& link,
-                   std::size_t micro_op_bytes) {
+namespace {
+
+SchemeCost with_quota(const DataParallel& parallel, int bucket, std::int64_t quota, SchemeShape shape) {
   std::vector<ParameterInfo> parts;
   for (const BucketPiece& piece : parallel.plan().bucket(bucket).pieces)
     parts.push_back(parallel.plan().parameter(piece.parameter));
-  const SparseOptions& call = parallel.call(bucket);
-  const Scheme& scheme = find_scheme(call.algorithm);
-  const SchemeShape shape{
-      .size = size, .quota = call.k, .parts = parts, .link = link, .micro_op_bytes = micro_op_bytes};
-  return cost_of(scheme, parallel.scheme_options(), shape);
+  shape.quota = quota;
+  shape.parts = parts;
+  return cost_of(find_scheme(parallel.call(bucket).algorithm), parallel.scheme_options(), shape);
 }
 
+}  // namespace
+
+SchemeCost cost_of(const DataParallel& parallel, int bucket, int size, const LinkCost& link,
+                   std::size_t micro_op_bytes) {
+  return with_quota(parallel, bucket, parallel.call(bucket).k,
+                    {.size = size, .quota = 0, .parts = {}, .link = link, .micro_op_bytes = micro_op_bytes});
+}
+
+// Quotas move from step to step, and so do the bytes of packed indices: they are most where all buckets are
+// equally dense, because what a bucket's indices take grows ever more slowly with its quota.
 std::int64_t formula_bytes(const DataParallel& parallel, int size, const LinkCost& link,
                            std::size_t micro_op_bytes) {
+  const auto selects = [&](int b) { return find_scheme(parallel.call(b).algorithm).selects; };
+  std::vector<std::int64_t> lengths;
+  std::int64_t k = 0;
+  for (int b = 0; b < parallel.plan().num_buckets(); ++b) {
+    lengths.push_back(selects(b) ? parallel.plan().bucket(b).count : 0);
+    if (selects(b)) k += parallel.call(b).k;
+  }
+  const std::vector<std::int64_t> quotas = proportional_quotas(lengths, k);
+  const SchemeShape shape{
+      .size = size, .quota = 0, .parts = {}, .link = link, .micro_op_bytes = micro_op_bytes};
   std::int64_t sum = 0;
-  for (int b = 0; b < parallel.plan().num_buckets(); ++b)
-    sum += cost_of(parallel, b, size, link, micro_op_bytes).bytes;
+  for (int b = 0; b < parallel.plan().num_buckets(); ++b) {
+    const std::int64_t quota = selects(b) ? quotas[static_cast<std::size_t>(b)] : parallel.call(b).k;
+    sum += with_quota(parallel, b, quota, shape).bytes;
+  }
   return sum;
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "data_parallel/formula.h"
 #include "sim/data_parallel_job.h"
 #include "sim/sparse_job.h"
 #include "weft/error.h"
@@ -577,6 +578,41 @@ TEST(DataParallel, AdaptiveQuotasCaptureTheEnergyOfOneBucket) {
       one, proportional, adaptive);
   EXPECT_GT(adaptive, 0.9 * one);
   EXPECT_LT(proportional, 0.7 * one);  // control
+}
+
+// Packed indices of some quotas take more bytes than those of others: the bound that is told at any step is
+// one for all of them.
+TEST(DataParallel, BytesAreBelowTheirBoundWhereverQuotasGo) {
+  constexpr int kRanks = 4;
+  constexpr std::int64_t kLayer = 4096;
+  std::vector<ParameterInfo> parameters;
+  for (int l = 0; l < 8; ++l) parameters.push_back({"layer" + std::to_string(l), kLayer, l});
+  DataParallelOptions options = options_of(0.01);
+  options.scheme.name = "topka";
+  options.scheme.buckets.bucket_bytes = 4 * kLayer;
+  Job job(kRanks, parameters, options);
+  std::int64_t least_bound = std::numeric_limits<std::int64_t>::max(), least_by_quotas = least_bound;
+  double most_sent = 0;
+  for (std::uint32_t t = 0; t < 16; ++t) {
+    Random random(3, 9, t);
+    // Equal layers at first, so that quotas are; then layers that take what others had.
+    job.fill([&](int, int p, std::int64_t) {
+      return static_cast<float>((random.uniform() - 0.5) * (t < 4 ? 1 : std::pow(8.0, p % 4)));
+    });
+    ASSERT_EQ(job.step(), "");
+    double sent = 0;
+    for (int b = 0; b < job.plan().num_buckets(); ++b)
+      sent += static_cast<double>(job[0].dp->result(b).entry_bytes_sent());
+    most_sent = std::max(most_sent, sent);
+    least_bound = std::min(least_bound, formula_bytes(*job[0].dp, kRanks, {}, std::size_t{1} << 20));
+    std::int64_t by_quotas = 0;
+    for (int b = 0; b < job.plan().num_buckets(); ++b)
+      by_quotas += cost_of(*job[0].dp, b, kRanks, {}, std::size_t{1} << 20).bytes;
+    least_by_quotas = std::min(least_by_quotas, by_quotas);
+  }
+  EXPECT_LE(most_sent, static_cast<double>(least_bound));
+  EXPECT_GE(most_sent, 0.9 * static_cast<double>(least_bound));
+  EXPECT_GT(most_sent, static_cast<double>(least_by_quotas));  // control: of one step's quotas it is no bound
 }
 
 }  // namespace
