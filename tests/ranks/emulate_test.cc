@@ -103,7 +103,8 @@ TEST(Emulate, ComputationThatOccupiesACoreTakesProcessorTime) {
   options.occupies = true;
   const double awake = processor_seconds();
   EXPECT_GE(awake, computed - 1e-3);
-  EXPECT_LT(asleep, awake - computed / 2);  // control; what the exchange takes is in both, however slow the build
+  // Control. What the exchange takes is in both, however slow the build.
+  EXPECT_LT(asleep, awake - computed / 2);
 }
 
 TEST(Emulate, InVirtualTimeWorkOnBucketsDelaysComputationThatOccupiesTheirCore) {
