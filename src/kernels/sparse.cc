@@ -9,7 +9,11 @@
 
 namespace weft {
 
-void merge_add(EntriesView a, EntriesView b, Entries& out) {
+namespace {
+
+// both(x, y): the value where a has x and b has y. It is called in vain, too, with any values of the lists.
+template <class Both>
+void merge(EntriesView a, EntriesView b, Entries& out, Both both) {
   if (const std::size_t most = a.size() + b.size(); out.size() < most) out.resize(most);
   std::size_t i = 0;
   std::size_t j = 0;
@@ -18,9 +22,9 @@ void merge_add(EntriesView a, EntriesView b, Entries& out) {
     const std::uint32_t x = a.indices[i];
     const std::uint32_t y = b.indices[j];
     const float one = x < y ? a.values[i] : b.values[j];
-    const float sum = a.values[i] + b.values[j];
+    const float joined = both(a.values[i], b.values[j]);
     out.indices[count] = std::min(x, y);
-    out.values[count] = x == y ? sum : one;
+    out.values[count] = x == y ? joined : one;
     ++count;
     i += x <= y ? 1 : 0;
     j += y <= x ? 1 : 0;
@@ -36,6 +40,16 @@ void merge_add(EntriesView a, EntriesView b, Entries& out) {
   append(a, i);
   append(b, j);
   out.resize(count);
+}
+
+}  // namespace
+
+void merge_add(EntriesView a, EntriesView b, Entries& out) {
+  merge(a, b, out, [](float x, float y) { return x + y; });
+}
+
+void merge_first(EntriesView a, EntriesView b, Entries& out) {
+  merge(a, b, out, [](float x, float) { return x; });
 }
 
 void keep_largest(Entries& entries, std::int64_t k, Entries& discards) {

@@ -13,6 +13,8 @@ namespace weft {
 // out = a + b: every index of either, once; where both have it the value is a's + b's, in this order. (A sum
 // that is zero stays an entry.) `out` is neither a's nor b's memory.
 void merge_add(EntriesView a, EntriesView b, Entries& out);
+// The same, but where both have an index the value is that of `a`.
+void merge_first(EntriesView a, EntriesView b, Entries& out);
 
 // Cuts `entries` to its largest k (|value| descending, then lower index; zeros never) in place. What is cut
 // goes to `discards`, sorted, zeros left out; it is cleared first.

@@ -615,5 +615,32 @@ TEST(DataParallel, BytesAreBelowTheirBoundWhereverQuotasGo) {
   EXPECT_GT(most_sent, static_cast<double>(least_by_quotas));  // control: of one step's quotas it is no bound
 }
 
+// Gradients get ready faster than the link takes them.
+TEST(DataParallel, TheFirstThatForwardNeedsOvertakesUnlessAllAreAwaitedTogether) {
+  constexpr int kLayers = 6;
+  std::vector<ParameterInfo> parameters;
+  for (int l = 0; l < kLayers; ++l) parameters.push_back({"layer" + std::to_string(l), 300'000, l});
+  for (const bool together : {false, true}) {
+    DataParallelOptions options = options_of(0.01);
+    options.scheme.name = "dense";
+    options.scheme.buckets.bucket_bytes = 4;  // one for each layer
+    options.awaited_together = together;
+    Trace trace;
+    Job job(3, parameters, options, 0, {.window_bytes = 1, .operation_timeout = 10s, .trace = &trace});
+    ASSERT_EQ(job.plan().num_buckets(), kLayers);
+    ASSERT_EQ(job.step(), "");
+    std::vector<Time> ended(kLayers);
+    for (const TraceEvent& e : trace.events()) {
+      if (e.kind != TraceEvent::Kind::operation || !e.name.starts_with("gradients of bucket ")) continue;
+      Time& last = ended.at(static_cast<std::size_t>(e.name.at(20) - '0'));
+      last = std::max(last, e.finished);
+    }
+    if (together)
+      EXPECT_LT(ended.back(), ended.front());
+    else
+      EXPECT_LT(ended.front(), ended.back());
+  }
+}
+
 }  // namespace
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "kernels/scalar_sparse.h"
@@ -32,6 +33,13 @@ TEST(MergeAdd, EqualsTheDefinition) {
         const Entries b = some(right + 7, length, right);
         merge_add(a, b, out);
         ASSERT_EQ(out, scalar::merge_add(a, b)) << left << " " << right << " " << length;
+        std::map<std::uint32_t, float> first;
+        for (std::size_t i = 0; i < a.size(); ++i) first.emplace(a.indices[i], a.values[i]);
+        for (std::size_t i = 0; i < b.size(); ++i) first.emplace(b.indices[i], b.values[i]);
+        Entries expected;
+        for (const auto& [index, value] : first) expected.push_back(index, value);
+        merge_first(a, b, out);
+        ASSERT_EQ(out, expected) << left << " " << right << " " << length;
       }
     }
   }

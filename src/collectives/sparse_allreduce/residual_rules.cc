@@ -31,27 +31,7 @@ void touch(const SparseCall& call, int block, EntriesView own) {
   Entries& out = call.work->united;
   call.spend(call.kernels->unite_index, all.size() + own.size());
   if (own.empty()) return;
-  out.resize(all.size() + own.size());
-  std::size_t i = 0;
-  std::size_t j = 0;
-  std::size_t count = 0;
-  while (i < all.size() && j < own.size()) {  // no branch inside: which list is next cannot be guessed
-    const std::uint32_t x = all.indices[i];
-    const std::uint32_t y = own.indices[j];
-    out.indices[count] = std::min(x, y);
-    out.values[count++] = x <= y ? all.values[i] : own.values[j];
-    i += x <= y ? 1 : 0;
-    j += y <= x ? 1 : 0;
-  }
-  for (; i < all.size(); ++i, ++count) {
-    out.indices[count] = all.indices[i];
-    out.values[count] = all.values[i];
-  }
-  for (; j < own.size(); ++j, ++count) {
-    out.indices[count] = own.indices[j];
-    out.values[count] = own.values[j];
-  }
-  out.resize(count);
+  merge_first(all, own, out);
   std::swap(all, out);
 }
 
