@@ -287,7 +287,7 @@ StepResult DataParallel::verdict() {
     if (!t.error()) continue;
     const std::exception_ptr error = t.error();
     registry_->roll_back();
-    close(false);
+    close(false, 1);
     std::rethrow_exception(error);
   }
   if (!std::all_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->finite(); }))
@@ -295,7 +295,7 @@ StepResult DataParallel::verdict() {
   return {.committed = true, .step = state_->step(), .bad = {}, .text = {}};
 }
 
-void DataParallel::close(bool committed) {
+void DataParallel::close(bool committed, double) {
   has_result_ = committed;
   sent_bytes_ = 0;
   for (const auto& run : runs_) {
@@ -327,7 +327,7 @@ StepResult DataParallel::finish() {
   } else {
     registry_->roll_back();
   }
-  close(result.committed);
+  close(result.committed, 1);
   return result;
 }
 

@@ -94,7 +94,7 @@ class DataParallel final : public Strategy {
   void weave(Weaver& weaver) const override;
   std::vector<std::string> gradients() const override;
   std::string why_updates_wait() const override;
-  Ticket ticket(int exchange) const override;
+  Ticket ticket(int exchange, int offset) const override;
 
   // From now on, until replan(), the gradients of a bucket are gathered in this memory, of the bucket's
   // length and the gradients' type: parameter p at plan().first_of(p). A gradient that lies there already is
@@ -113,7 +113,7 @@ class DataParallel final : public Strategy {
   StepResult verdict() override;
   double squares() const override;
   void stage() override;
-  void close(bool committed) override;
+  void close(bool committed, double scale) override;
   // For use alone: verdict(), then the registry's commit or roll-back.
   StepResult finish();
 

@@ -84,7 +84,8 @@ void DataParallel::weave(Weaver& weaver) const {
   weaver.before({Work::update, 0, 0, 0}, wait_of(unused, weaver.last()));
 }
 
-Ticket DataParallel::ticket(int exchange) const {
+// One step is under way at a time.
+Ticket DataParallel::ticket(int exchange, int) const {
   if (exchange == kComparison) return comparison_;
   const int b = exchange - kFirstBucket;
   if (b == plan_.num_buckets()) return unused_;

@@ -98,6 +98,26 @@ struct Adagrad {
   }
 };
 
+// torch.optim.SparseAdam; decoupled weight decay before it.
+template <class T>
+struct RowAdam {
+  T kept, weight1, weight2, eps, lr;
+
+  explicit RowAdam(const AdamStep& s)
+      : kept(static_cast<T>(s.decoupled ? 1 - s.lr * s.weight_decay : 1)),
+        weight1(static_cast<T>(1 - s.beta1)),
+        weight2(static_cast<T>(1 - s.beta2)),
+        eps(static_cast<T>(s.eps)),
+        lr(static_cast<T>(-(s.lr * std::sqrt(1 - std::pow(s.beta2, static_cast<double>(s.step))) /
+                            (1 - std::pow(s.beta1, static_cast<double>(s.step)))))) {}
+
+  [[gnu::always_inline]] inline void operator()(T& value, T g, T& m, T& v) const {
+    m += (g - m) * weight1;
+    v += (g * g - v) * weight2;
+    value = value * kept + lr * (m / (std::sqrt(v) + eps));
+  }
+};
+
 struct Velocity {
   float momentum;
   [[gnu::always_inline]] inline void operator()(float& next, float gradient, const float& velocity) const {
@@ -152,6 +172,32 @@ void update(const Rule& rule, std::span<T> value, std::span<const T> gradient, S
   return plain(rule, value.size(), value.data(), gradient.data(), state...);
 }
 
+template <class Rule, class T, class... State>
+[[gnu::always_inline]] inline void loop_rows(const Rule& rule, const TableRows& rows, T* value,
+                                             const T* gradient, State*... state) {
+  for (const std::int32_t id : rows.ids) {
+    const std::size_t at = static_cast<std::size_t>(id) * rows.width;
+    loop(rule, rows.width, value + at, gradient, (state + at)...);
+    gradient += rows.width;
+  }
+}
+
+#if defined(__x86_64__)
+template <class Rule, class T, class... State>
+[[gnu::target("avx2")]] void rows_avx2(const Rule& rule, const TableRows& rows, T* value, const T* gradient,
+                                       State*... state) {
+  loop_rows(rule, rows, value, gradient, state...);
+}
+#endif
+
+template <class Rule, class T, class... State>
+void update_rows(const Rule& rule, const TableRows& rows, T* value, const T* gradient, State*... state) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return rows_avx2(rule, rows, value, gradient, state...);
+#endif
+  return loop_rows(rule, rows, value, gradient, state...);
+}
+
 template <class T>
 void sgd(std::span<T> value, std::span<const T> gradient, std::span<T> buffer, const SgdStep& step) {
   if (step.momentum == 0)
@@ -201,6 +247,32 @@ void adagrad_update(std::span<float> value, std::span<const float> gradient, std
 void adagrad_update(std::span<double> value, std::span<const double> gradient, std::span<double> sum,
                     const AdagradStep& step) {
   update(Adagrad<double>(step), value, gradient, sum.data());
+}
+
+void sgd_rows(std::span<float> value, std::span<const float> gradient, const TableRows& rows,
+              const SgdStep& step) {
+  update_rows(PlainSgd<float>(step), rows, value.data(), gradient.data());
+}
+void adam_rows(std::span<float> value, std::span<const float> gradient, std::span<float> exp_avg,
+               std::span<float> exp_avg_sq, const TableRows& rows, const AdamStep& step) {
+  update_rows(RowAdam<float>(step), rows, value.data(), gradient.data(), exp_avg.data(), exp_avg_sq.data());
+}
+void adagrad_rows(std::span<float> value, std::span<const float> gradient, std::span<float> sum,
+                  const TableRows& rows, const AdagradStep& step) {
+  update_rows(Adagrad<float>(step), rows, value.data(), gradient.data(), sum.data());
+}
+
+void sgd_rows(std::span<double> value, std::span<const double> gradient, const TableRows& rows,
+              const SgdStep& step) {
+  update_rows(PlainSgd<double>(step), rows, value.data(), gradient.data());
+}
+void adam_rows(std::span<double> value, std::span<const double> gradient, std::span<double> exp_avg,
+               std::span<double> exp_avg_sq, const TableRows& rows, const AdamStep& step) {
+  update_rows(RowAdam<double>(step), rows, value.data(), gradient.data(), exp_avg.data(), exp_avg_sq.data());
+}
+void adagrad_rows(std::span<double> value, std::span<const double> gradient, std::span<double> sum,
+                  const TableRows& rows, const AdagradStep& step) {
+  update_rows(Adagrad<double>(step), rows, value.data(), gradient.data(), sum.data());
 }
 
 void accumulate_velocity(float momentum, std::span<const float> velocity, std::span<const float> gradient,

@@ -14,6 +14,13 @@
 //   adagrad  sum += g * g;  w -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(sum) + eps)
 //   velocity next = momentum * velocity + gradient: what momentum correction does before the sum
 //
+// Rows of a table, of which only some have a gradient: the others, and their state, stay as they are. sgd and
+// adagrad are those above; adam is torch.optim.SparseAdam, whose small number joins the plain root:
+//   adam     m += (1 - beta1) * (g - m);  v += (1 - beta2) * (g * g - v)
+//            w -= lr * sqrt(1 - beta2^step) / (1 - beta1^step) * (m / (sqrt(v) + eps))
+//   adamw    w *= 1 - lr * weight_decay, of these rows only, then adam
+// An element's result does not depend on the place of its row among the others.
+//
 // REQUIRES everywhere: spans of one length (a momentum buffer may be empty), no two overlap; step >= 1.
 #pragma once
 
@@ -68,6 +75,25 @@ void adagrad_update(std::span<double> value, std::span<const double> gradient, s
 // `velocity` may be empty: zeros.
 void accumulate_velocity(float momentum, std::span<const float> velocity, std::span<const float> gradient,
                          std::span<float> next);
+
+// Row i of `gradient` belongs to row ids[i] of `value` and of its state; all have `width` columns. REQUIRES: no
+// id twice; every id has its row.
+struct TableRows {
+  std::span<const std::int32_t> ids;
+  std::size_t width = 0;
+};
+void sgd_rows(std::span<float> value, std::span<const float> gradient, const TableRows& rows,
+              const SgdStep& step);  // REQUIRES: no momentum, no weight decay
+void sgd_rows(std::span<double> value, std::span<const double> gradient, const TableRows& rows,
+              const SgdStep& step);
+void adam_rows(std::span<float> value, std::span<const float> gradient, std::span<float> exp_avg,
+               std::span<float> exp_avg_sq, const TableRows& rows, const AdamStep& step);
+void adam_rows(std::span<double> value, std::span<const double> gradient, std::span<double> exp_avg,
+               std::span<double> exp_avg_sq, const TableRows& rows, const AdamStep& step);
+void adagrad_rows(std::span<float> value, std::span<const float> gradient, std::span<float> sum,
+                  const TableRows& rows, const AdagradStep& step);
+void adagrad_rows(std::span<double> value, std::span<const double> gradient, std::span<double> sum,
+                  const TableRows& rows, const AdagradStep& step);
 
 // In float64, eight lanes: lane l sums what stands at l, l+8, ..; then ((0+4)+(2+6)) + ((1+5)+(3+7)).
 double sum_of_squares(std::span<const float> values);

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/names.h"
-#include "kernels/optimize.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -95,6 +94,17 @@ void validate(const OptimizerOptions& o) {
   }
 }
 
+void validate_rows(const OptimizerOptions& o) {
+  validate(o);
+  const auto refuse = [&](const char* what) {
+    throw UsageError("optimizer " + o.name + " with " + what +
+                     " moves every row of a table in every step, but only rows with a gradient are updated: "
+                     "leave it at 0 for tables");
+  };
+  if (o.momentum != 0) refuse("momentum");
+  if (o.weight_decay != 0 && o.name != "adamw") refuse("weight decay");
+}
+
 Optimizer::Optimizer(const OptimizerOptions& options, std::span<const OptimizerParameter> parameters)
     : options_(options), rule_(static_cast<Rule>(index_of(options.name))), moments_(moments_of(options)) {
   validate(options_);
@@ -114,9 +124,9 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::span<const OptimizerP
     const auto count = static_cast<std::size_t>(p.count);
     for (const Moment& moment : moments_) {
       if (p.dtype == DType::float32)
-        slot.vectors.emplace_back(std::vector<float>(count, static_cast<float>(moment.initial)));
+        slot.vectors.emplace_back(LargeVector<float>(count, static_cast<float>(moment.initial)));
       else
-        slot.vectors.emplace_back(std::vector<double>(count, moment.initial));
+        slot.vectors.emplace_back(LargeVector<double>(count, moment.initial));
     }
   }
 }
@@ -131,24 +141,53 @@ int Optimizer::find(const std::string& name) const {
   return found == places_.end() ? -1 : found->second;
 }
 
+namespace {
+
+template <class Values, class T>
+std::span<T> moment_of(std::vector<Values>& vectors, std::size_t i) {
+  if (i >= vectors.size()) return {};
+  return std::get<LargeVector<T>>(vectors[i]);
+}
+
+AdamStep adam_step(const OptimizerOptions& o, double lr, std::int64_t step) {
+  return {.lr = lr,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .decoupled = o.name == "adamw",
+          .step = step};
+}
+
+AdagradStep adagrad_step(const OptimizerOptions& o, double lr, std::int64_t step) {
+  return {.lr = lr, .lr_decay = o.lr_decay, .eps = o.eps, .weight_decay = o.weight_decay, .step = step};
+}
+
+}  // namespace
+
 template <class T>
-void Optimizer::update_typed(int parameter, std::span<T> value, std::span<const T> gradient) {
+Optimizer::Slot& Optimizer::checked(int parameter, std::size_t values) {
   if (parameter < 0 || parameter >= num_parameters()) {
     throw UsageError("Optimizer::update: parameter " + std::to_string(parameter) + " of " +
                      std::to_string(num_parameters()));
   }
   Slot& slot = parameters_[static_cast<std::size_t>(parameter)];
-  const auto count = static_cast<std::size_t>(slot.info.count);
-  if (slot.info.dtype != dtype_of<T>() || value.size() != count || gradient.size() != count) {
-    throw UsageError("Optimizer::update: '" + slot.info.name + "' has " + std::to_string(count) +
+  if (slot.info.dtype != dtype_of<T>() || values != static_cast<std::size_t>(slot.info.count)) {
+    throw UsageError("Optimizer::update: '" + slot.info.name + "' has " + std::to_string(slot.info.count) +
                      " elements of " + std::string(name_of(slot.info.dtype)) + ", the call " +
-                     std::to_string(value.size()) + " values and " + std::to_string(gradient.size()) +
-                     " gradients of " + std::string(name_of(dtype_of<T>())));
+                     std::to_string(values) + " values of " + std::string(name_of(dtype_of<T>())));
   }
-  const auto state = [&](std::size_t i) -> std::span<T> {
-    if (i >= slot.vectors.size()) return {};
-    return std::get<std::vector<T>>(slot.vectors[i]);
-  };
+  return slot;
+}
+
+template <class T>
+void Optimizer::update_typed(int parameter, std::span<T> value, std::span<const T> gradient) {
+  Slot& slot = checked<T>(parameter, value.size());
+  if (gradient.size() != value.size()) {
+    throw UsageError("Optimizer::update: '" + slot.info.name + "' has " + std::to_string(value.size()) +
+                     " elements, the call " + std::to_string(gradient.size()) + " gradients");
+  }
+  const auto state = [&](std::size_t i) { return moment_of<Values, T>(slot.vectors, i); };
   const OptimizerOptions& o = options_;
   ++slot.step;
   switch (rule_) {
@@ -162,24 +201,31 @@ void Optimizer::update_typed(int parameter, std::span<T> value, std::span<const 
       return sgd_update(value, gradient, state(0), step);
     }
     case Rule::adam:
-    case Rule::adamw: {
-      const AdamStep step{.lr = o.lr,
-                          .beta1 = o.beta1,
-                          .beta2 = o.beta2,
-                          .eps = o.eps,
-                          .weight_decay = o.weight_decay,
-                          .decoupled = rule_ == Rule::adamw,
-                          .step = slot.step};
-      return adam_update(value, gradient, state(0), state(1), step);
-    }
-    case Rule::adagrad: {
-      const AdagradStep step{.lr = o.lr,
-                             .lr_decay = o.lr_decay,
-                             .eps = o.eps,
-                             .weight_decay = o.weight_decay,
-                             .step = slot.step};
-      return adagrad_update(value, gradient, state(0), step);
-    }
+    case Rule::adamw:
+      return adam_update(value, gradient, state(0), state(1), adam_step(o, o.lr, slot.step));
+    case Rule::adagrad:
+      return adagrad_update(value, gradient, state(0), adagrad_step(o, o.lr, slot.step));
+  }
+}
+
+template <class T>
+void Optimizer::update_rows_typed(int parameter, std::span<T> value, std::span<const T> gradient,
+                                  const TableRows& rows, const At& at) {
+  Slot& slot = checked<T>(parameter, value.size());
+  if (gradient.size() != rows.ids.size() * rows.width) {
+    throw UsageError("Optimizer::update_rows: " + std::to_string(rows.ids.size()) + " rows of " +
+                     std::to_string(rows.width) + " columns of '" + slot.info.name + "', and " +
+                     std::to_string(gradient.size()) + " gradients");
+  }
+  const auto state = [&](std::size_t i) { return moment_of<Values, T>(slot.vectors, i); };
+  switch (rule_) {
+    case Rule::sgd:
+      return sgd_rows(value, gradient, rows, {.lr = at.lr});
+    case Rule::adam:
+    case Rule::adamw:
+      return adam_rows(value, gradient, state(0), state(1), rows, adam_step(options_, at.lr, at.step));
+    case Rule::adagrad:
+      return adagrad_rows(value, gradient, state(0), rows, adagrad_step(options_, at.lr, at.step));
   }
 }
 
@@ -190,7 +236,16 @@ void Optimizer::update(int parameter, std::span<double> value, std::span<const d
   update_typed(parameter, value, gradient);
 }
 
-// ---- rows ----
+void Optimizer::update_rows(int parameter, std::span<float> value, std::span<const float> gradient,
+                            const TableRows& rows, const At& at) {
+  update_rows_typed(parameter, value, gradient, rows, at);
+}
+void Optimizer::update_rows(int parameter, std::span<double> value, std::span<const double> gradient,
+                            const TableRows& rows, const At& at) {
+  update_rows_typed(parameter, value, gradient, rows, at);
+}
+
+// ---- rows of state ----
 
 std::vector<Moment> moments_of(const OptimizerOptions& options) {
   switch (index_of(options.name)) {
@@ -266,7 +321,7 @@ std::vector<LiveRow> Optimizer::rows(const Peers& peers) {
       row.write = [&values = slot.vectors[i],
                    initial = moments_[i].initial](std::span<const std::byte> from) {
         std::visit(
-            [&]<class T>(std::vector<T>& v) {
+            [&]<class T>(LargeVector<T>& v) {
               std::fill(v.begin(), v.end(), static_cast<T>(initial));
               if (!from.empty()) std::memcpy(v.data(), from.data(), from.size());
             },

@@ -17,6 +17,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/large_vector.h"
+#include "kernels/optimize.h"
 #include "state/registry.h"
 #include "weft/dtype.h"
 
@@ -48,6 +50,9 @@ OptimizerOptions default_options(std::string_view name);
 // without momentum or with dampening, and momentum, dampening, nesterov, lr_decay or initial_accumulator
 // other than 0 where the optimizer has none.
 void validate(const OptimizerOptions& options);
+// The same for rows of tables: what would move rows without a gradient (momentum, and weight decay other than
+// adamw's, which is of the rows that have one) is refused as well.
+void validate_rows(const OptimizerOptions& options);
 
 struct OptimizerParameter {
   std::string name;  // unique: state is kept by it
@@ -96,12 +101,25 @@ class Optimizer {
   void update(int parameter, std::span<float> value, std::span<const float> gradient);
   void update(int parameter, std::span<double> value, std::span<const double> gradient);
 
+  // Some rows of a table, of rows.width columns, in place; the others and their state stay as they are
+  // (kernels/optimize.h). A step may do so in several calls with the same `at`, on rows apart; count_step()
+  // then counts it once. Throws UsageError as update() does. REQUIRES: validate_rows() takes the options.
+  struct At {
+    std::int64_t step = 1;  // from 1
+    double lr = 0;
+  };
+  void update_rows(int parameter, std::span<float> value, std::span<const float> gradient,
+                   const TableRows& rows, const At& at);
+  void update_rows(int parameter, std::span<double> value, std::span<const double> gradient,
+                   const TableRows& rows, const At& at);
+  void count_step(int parameter) { ++parameters_[static_cast<std::size_t>(parameter)].step; }
+
   // All state and the lr. `peers`: those that hold the same shards. The rows' accesses live as long as this.
   std::vector<LiveRow> rows(const Peers& peers = {});
 
  private:
   enum class Rule : std::uint8_t { sgd, adam, adamw, adagrad };
-  using Values = std::variant<std::vector<float>, std::vector<double>>;  // of the parameter's type
+  using Values = std::variant<LargeVector<float>, LargeVector<double>>;  // of the parameter's type
   struct Slot {
     OptimizerParameter info;
     std::int64_t step = 0;
@@ -109,7 +127,12 @@ class Optimizer {
   };
   const Slot& slot(int parameter) const { return parameters_[static_cast<std::size_t>(parameter)]; }
   template <class T>
+  Slot& checked(int parameter, std::size_t values);
+  template <class T>
   void update_typed(int parameter, std::span<T> value, std::span<const T> gradient);
+  template <class T>
+  void update_rows_typed(int parameter, std::span<T> value, std::span<const T> gradient,
+                         const TableRows& rows, const At& at);
 
   OptimizerOptions options_;
   Rule rule_;

@@ -66,6 +66,8 @@ void Strategies::install() {
   add(options_.skip_not_finite, "skip-not-finite may leave the step out");
   add(!options_.updates_wait.empty(), options_.updates_wait);
   for (const auto& s : strategies_) add(!s->why_updates_wait().empty(), s->why_updates_wait());
+  // Where updates go ahead, a shard that is not finite has ended the job before there is a verdict.
+  for (const auto& s : strategies_) world_verdict_ |= s->has_shards() && !why_updates_wait_.empty();
   list_exchanges();
   const std::uint64_t parts[] = {hash_part(options_.clip_norm),       options_.skip_not_finite ? 1U : 0U,
                                  options_.tokens ? 1U : 0U,           options_.lookahead ? 1U : 0U,
@@ -234,6 +236,7 @@ void Strategies::begin(const Table& table) {
   settles_ = table.phase == Phase::settle;
   announced_.resize(exchanges_.size());
   if (settles_) return;
+  for (const auto& s : strategies_) s->step_begin();
   step_before_ = step_;
   step_ = next_number_.value_or(step_ + 1);
   next_number_.reset();
@@ -259,7 +262,7 @@ void Strategies::start(const Move& move, TensorSource& tensors) {
   if (move.exchange == kBatch) return start_batch(move.offset);
   if (move.exchange == kVerdict) return start_verdict();
   const Place& place = owner_[static_cast<std::size_t>(move.exchange - kNumOwn)];
-  at(place.strategy).start(place.local, tensors);
+  at(place.strategy).start(place.local, move.offset, tensors);
   if (!announced_[static_cast<std::size_t>(move.exchange)]) return;
   announced_[static_cast<std::size_t>(move.exchange)] = false;
   engine_.release();
@@ -277,7 +280,7 @@ Ticket Strategies::ticket(const Move& wait) const {
       break;
   }
   const Place& place = owner_[static_cast<std::size_t>(wait.exchange - kNumOwn)];
-  return at(place.strategy).ticket(place.local);
+  return at(place.strategy).ticket(place.local, wait.offset);
 }
 
 void Strategies::waited(const Move& wait) {
@@ -347,7 +350,7 @@ void Strategies::start_verdict() {
   double squares = 0;
   if (options_.clip_norm > 0 && all.committed) {
     for (const auto& s : strategies_) {
-      if (!world_verdict_ || s->group().rank() == 0) squares += s->squares();
+      if (!world_verdict_ || s->group().rank() == 0 || s->has_shards()) squares += s->squares();
     }
   }
   result_ = std::move(all);
@@ -386,7 +389,7 @@ void Strategies::take_verdict() {
   } else {
     state_.roll_back();
   }
-  for (const auto& s : strategies_) s->close(result_->committed);
+  for (const auto& s : strategies_) s->close(result_->committed, scale_);
   if (!result_->committed && !options_.skip_not_finite) throw Error(result_->text);
 }
 
@@ -407,7 +410,9 @@ bool Strategies::used(int parameter) const {
 
 std::vector<Ticket> Strategies::tickets() const {
   std::vector<Ticket> out{comparison_, batch_ticket_, verdict_ticket_};
-  for (const Place& place : owner_) out.push_back(at(place.strategy).ticket(place.local));
+  for (const Place& place : owner_) {
+    for (const int offset : {-1, 0, 1}) out.push_back(at(place.strategy).ticket(place.local, offset));
+  }
   std::erase_if(out, [](const Ticket& t) { return !t.valid(); });
   return out;
 }

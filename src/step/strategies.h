@@ -153,7 +153,7 @@ class Strategies {
   std::vector<std::unique_ptr<Strategy>> strategies_;
   std::map<std::uint64_t, std::uint32_t> taken_slots_;  // by group id: how many
   std::string why_updates_wait_;
-  bool world_verdict_ = false;  // some group is not the world
+  bool world_verdict_ = false;  // ranks have results that others have not
   std::vector<Exchange> exchanges_;
   std::vector<Place> owner_;      // of each exchange behind the own ones
   std::vector<Place> takes_;      // of each parameter

@@ -7,7 +7,7 @@
 // layer, say) stand on its own class, not here.
 //
 // A step of a strategy:
-//   1  events: batch_known, gradient_ready, computed; and starts at their places in the table
+//   1  events: step_begin, batch_known, gradient_ready, computed; and starts at their places in the table
 //   2  step_end: backward is over, whatever gradient did not come is zero
 //   3  tickets, each awaited where the table says
 //   4  when all of them are done: verdict; stage, and one commit of the registry of state for all strategies,
@@ -33,7 +33,13 @@ namespace weft {
 
 // Of a batch, as soon as it is known: before the step that trains on it where data is prefetched.
 struct BatchInfo {
+  // Rows that are looked up in a table, of this rank, of all micro-batches one after the other.
+  struct Lookup {
+    std::string_view table;  // name of the parameter
+    std::span<const std::int64_t> ids;
+  };
   std::int64_t tokens = 0;  // that count in the loss, of this rank
+  std::span<const Lookup> lookups = {};
 };
 
 enum class BadKind : std::uint8_t { infinity = 1, nan = 2 };
@@ -78,18 +84,22 @@ class Strategy {
   virtual std::vector<std::string> gradients() const { return {}; }
   // Why no parameter may be updated before all exchanges of the step have ended; empty: they may.
   virtual std::string why_updates_wait() const { return {}; }
+  // Each rank has results of its own (shards), so that its verdict and its squares are of them alone. Else
+  // all ranks of the group have the same.
+  virtual bool has_shards() const { return false; }
 
   // ---- events ----
+  virtual void step_begin() {}
   virtual void batch_known(const BatchInfo& batch) { static_cast<void>(batch); }
   virtual void gradient_ready(int parameter, std::span<const float> gradient);
   virtual void gradient_ready(int parameter, std::span<const double> gradient);
   virtual void computed(const Piece& piece) { static_cast<void>(piece); }
   virtual void step_end() {}
-  // At its place in the table.
-  virtual void start(int exchange, TensorSource& tensors);
+  // At its place in the table, with the offset of its step.
+  virtual void start(int exchange, int offset, TensorSource& tensors);
 
-  // Of the step that is under way; not valid where there is nothing to wait for.
-  virtual Ticket ticket(int exchange) const = 0;
+  // Of the step with that offset; not valid where there is nothing to wait for.
+  virtual Ticket ticket(int exchange, int offset) const = 0;
 
   // ---- results ----
   // REQUIRES: the exchanges that write the parameter's gradient are done.
@@ -106,8 +116,8 @@ class Strategy {
   virtual double squares() const { return 0; }
   // What a commit takes beside what operations have staged.
   virtual void stage() {}
-  // The step is over: its state was committed, or rolled back.
-  virtual void close(bool committed) = 0;
+  // The step is over: its state was committed, or rolled back. `scale`: of its gradients in updates.
+  virtual void close(bool committed, double scale) = 0;
 };
 
 }  // namespace weft

@@ -65,15 +65,15 @@ class Courier final : public Strategy {
     weaver.after(backward, start_of(0));
     weaver.before({Work::backward, 0, 0, 0}, wait_of(0, 0));
   }
-  void start(int, TensorSource& tensors) override {
+  void start(int, int, TensorSource& tensors) override {
     const Dense data = tensors.tensor({TensorName::Of::activation, "letters"});
     const SubmitOptions submit{
         .name = "letters", .traffic = TrafficClass::blocking, .slot = slot_, .step = step_++};
     ticket_ = engine_.submit(group_, submit, [data](Comm comm) { return all_reduce(comm, data); });
   }
-  Ticket ticket(int) const override { return ticket_; }
+  Ticket ticket(int, int) const override { return ticket_; }
   StepResult verdict() override { return {.committed = true}; }
-  void close(bool committed) override { ++(committed ? commits : roll_backs); }
+  void close(bool committed, double) override { ++(committed ? commits : roll_backs); }
   int commits = 0, roll_backs = 0;
 
  private:

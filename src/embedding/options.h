@@ -1,0 +1,37 @@
+// What is said of a hybrid embedding (hybrid.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "state/optimizer.h"
+#include "weft/dtype.h"
+
+namespace weft {
+
+struct TableInfo {
+  std::string name;  // of the parameter
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  int use = 0;                // place of its first use among the model's parameters; 0: it is read first
+  std::int64_t padding = -1;  // a row whose gradient is dropped; -1: none
+};
+
+struct HybridOptions {
+  // affects results; equal on all ranks
+  std::string name = "embedding";  // of the strategy
+  DType dtype = DType::float32;    // of the tables and their gradients: this or float64
+  double divisor = 0;              // of the sum over the ranks; 0: the size of the group
+  OptimizerOptions optimizer;      // of rows: validate_rows()
+  // The step may be left out or its gradients scaled (StepOptions): rows are updated behind the verdict.
+  bool updates_wait = false;
+  // affects speed only; equal on all ranks
+  bool lookahead = true;     // batches are known one step ahead, as in StepOptions
+  bool horizontal = true;    // the next lookup starts as soon as its rows are updated; else where it is read
+  bool vertical = true;      // rows that the next batch reads travel first, the others with most slack
+  bool two_sided = false;    // rows that this batch leaves alone are looked up for the next one in advance
+  double split_below = 0.8;  // share of prior rows above which they are not told apart any more
+  std::uint32_t first_slot = 0;  // takes 1 + kSlots for each table
+};
+
+}  // namespace weft

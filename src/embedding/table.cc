@@ -1,0 +1,595 @@
+#include "embedding/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <type_traits>
+
+#include "base/large_vector.h"
+#include "kernels/rows.h"
+#include "weft/error.h"
+
+namespace weft {
+
+void RowLists::unite() {
+  const std::vector<std::span<const std::int32_t>> lists(of_rank.begin(), of_rank.end());
+  all = union_of(lists);
+}
+
+std::int64_t RowLists::total() const {
+  std::int64_t sum = 0;
+  for (const auto& list : of_rank) sum += static_cast<std::int64_t>(list.size());
+  return sum;
+}
+
+HybridTable::HybridTable(Engine& engine, const Comm& comm, const TableInfo& info,
+                         const HybridOptions& options, std::uint32_t first_slot, Optimizer& optimizer,
+                         int parameter)
+    : engine_(engine),
+      comm_(comm),
+      info_(info),
+      options_(options),
+      first_slot_(first_slot),
+      optimizer_(optimizer),
+      parameter_(parameter),
+      splits_(options.vertical) {}
+
+// Class outranks priority: only what is read first may go before all gradients. What is read later goes among
+// them, by its place of use.
+TrafficClass HybridTable::traffic(TableExchange e) const {
+  if (e == TableExchange::delayed) return TrafficClass::delayed;
+  return e == TableExchange::ids || info_.use == 0 ? TrafficClass::prior : TrafficClass::gradient;
+}
+
+SubmitOptions HybridTable::submit_options(TableExchange e) {
+  return {.name = name_of(e),
+          .traffic = traffic(e),
+          .priority = info_.use,
+          .slot = slot(e),
+          .step = attempts_[static_cast<std::size_t>(e)]++};
+}
+
+void HybridTable::check(std::span<const std::int64_t> ids) const {
+  for (const std::int64_t id : ids) {
+    if (id >= 0 && id < info_.rows) continue;
+    throw UsageError("rank " + std::to_string(comm_.rank()) + ": the batch has id " + std::to_string(id) +
+                     " of table '" + info_.name + "', which has rows 0 to " + std::to_string(info_.rows - 1));
+  }
+}
+
+void HybridTable::announce(std::span<const std::int64_t> ids) {
+  check(ids);
+  pending_.assign(ids.begin(), ids.end());
+  announced_ = true;
+}
+
+Shard HybridTable::shard() const {
+  const BlockRange mine = columns(comm_.rank());
+  return Shard::range({info_.rows, info_.columns}, 1, mine.first, mine.count);
+}
+
+namespace {
+
+// Values that travel between all ranks: how many go where, and the memory of both ends.
+template <class T>
+struct Flow {
+  std::vector<T> send, recv;
+  std::vector<std::int64_t> send_counts, recv_counts;
+
+  void resize(int size) {
+    send_counts.assign(static_cast<std::size_t>(size), 0);
+    recv_counts.assign(static_cast<std::size_t>(size), 0);
+  }
+  static std::int64_t sum(const std::vector<std::int64_t>& counts) {
+    return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  }
+  void make_room() {
+    send.resize(static_cast<std::size_t>(sum(send_counts)));
+    recv.resize(static_cast<std::size_t>(sum(recv_counts)));
+  }
+};
+
+// Ids of all ranks, each rank's list at once: a receiver has to know nothing of it.
+Task<void> gather_ids(Comm comm, RowLists* lists, std::int64_t num_rows) {
+  const int size = comm.size();
+  const auto at = [](int rank) { return static_cast<std::size_t>(rank); };
+  const std::vector<std::int32_t>& mine = lists->of_rank[at(comm.rank())];
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(mine));
+  const std::size_t limit = static_cast<std::size_t>(num_rows) * sizeof(std::int32_t);
+  std::vector<Transfer> receives, sends;
+  for (int gap = 1; gap < size; ++gap) {
+    receives.push_back(comm.recv_any(comm.before(gap), 0, limit));
+    sends.push_back(comm.send(comm.after(gap), 0, bytes));
+  }
+  for (int gap = 1; gap < size; ++gap) {
+    Transfer& received = receives[at(gap - 1)];
+    co_await received;
+    const Buffer buffer = received.take();
+    std::vector<std::int32_t>& list = lists->of_rank[at(comm.before(gap))];
+    list.resize(buffer.size() / sizeof(std::int32_t));
+    std::memcpy(list.data(), buffer.data(), list.size() * sizeof(std::int32_t));
+    const bool sorted = std::ranges::adjacent_find(list, std::greater_equal{}) == list.end();
+    const bool inside = list.empty() || (list.front() >= 0 && list.back() < num_rows);
+    if (buffer.size() % sizeof(std::int32_t) != 0 || !sorted || !inside) {
+      const int peer = comm.world_rank(comm.before(gap));
+      throw TransportError(TransportError::Kind::mismatch, peer,
+                           "rank " + std::to_string(peer) + " sent ids that are no list of rows");
+    }
+  }
+  for (Transfer& sent : sends) co_await sent;
+  auto unite = [lists, &comm] {
+    lists->unite();
+    return comm.kernels().unite_index * static_cast<double>(lists->total());
+  };
+  co_await comm.compute(unite);
+}
+
+template <class T>
+Task<void> exchange(Comm comm, Flow<T>* flow) {
+  const Parts send{Dense(std::span<T>(flow->send)), flow->send_counts};
+  const Parts recv{Dense(std::span<T>(flow->recv)), flow->recv_counts};
+  co_await all_to_all_v(comm, send, recv);
+}
+
+template <class T>
+class Table final : public HybridTable {
+ public:
+  Table(Engine& engine, const Comm& comm, const TableInfo& info, const HybridOptions& options,
+        std::uint32_t first_slot, Optimizer& optimizer, int parameter)
+      : HybridTable(engine, comm, info, options, first_slot, optimizer, parameter),
+        width_(static_cast<std::size_t>(columns(comm.rank()).count)),
+        values_(static_cast<std::size_t>(info.rows) * width_) {
+    for (Step& step : steps_) step.ids.of_rank.resize(static_cast<std::size_t>(comm.size()));
+  }
+
+  void start(TableExchange exchange, int offset) override {
+    switch (exchange) {
+      case TableExchange::ids:
+        return start_ids(step(offset));
+      case TableExchange::early:
+        return start_early(step(offset), step(offset + 1), step(offset + 2));
+      case TableExchange::rows:
+        return start_rows(step(offset), step(offset + 1));
+      case TableExchange::update:
+        return start_update(step(offset));
+      case TableExchange::prior:
+      case TableExchange::delayed:
+        return;  // inside a backward: gradient_ready()
+    }
+  }
+
+  void gradient_ready(std::span<const float> gradient) override { take(gradient); }
+  void gradient_ready(std::span<const double> gradient) override { take(gradient); }
+
+  Ticket ticket(TableExchange exchange, int offset) const override {
+    const Step& s = steps_[index(offset)];
+    return s.number == walked_ - offset ? s.tickets[static_cast<std::size_t>(exchange)] : Ticket();
+  }
+
+  std::string trouble() const override {
+    const Step& s = ended();
+    return s.prior.bad < 0 ? "" : text_of(s, s.prior);
+  }
+  double squares() const override { return sum_of_squares(std::span<const T>(ended().prior.sum)); }
+  void close(bool committed, double scale) override {
+    Step& s = steps_[static_cast<std::size_t>(ended_ % 3)];
+    s.applies = committed;
+    s.scale = scale;
+    if (committed) optimizer_.count_step(parameter_);
+  }
+
+  Dense rows() override { return Dense(std::span<T>(step(0).rows)); }
+  std::span<const std::int32_t> places() const override { return steps_[index(0)].places; }
+  std::int64_t num_rows() const override { return static_cast<std::int64_t>(own(steps_[index(0)]).size()); }
+  Dense values() override { return Dense(std::span<T>(values_)); }
+
+  Ticket look_up(std::span<const std::int64_t> ids, Dense out) override {
+    check(ids);
+    if (out.dtype != dtype_of<T>() || out.count != static_cast<std::int64_t>(ids.size()) * info_.columns)
+      throw UsageError("table '" + info_.name +
+                       "': rows are looked up into memory of another length or type");
+    auto asked = std::make_shared<Asked>();
+    asked->out = {reinterpret_cast<T*>(out.data), static_cast<std::size_t>(out.count)};
+    asked->step.ids.of_rank.resize(static_cast<std::size_t>(comm_.size()));
+    own(asked->step) = unique_ids(ids);
+    asked->step.places = places_of(ids, own(asked->step));
+    SubmitOptions submit = submit_options(TableExchange::rows);
+    submit.traffic = TrafficClass::blocking;
+    return engine_.submit(comm_, submit,
+                          [this, asked](Comm comm) { return answer(comm, this, asked.get()); });
+  }
+
+ private:
+  // Rows of a step whose gradients travel together.
+  struct Part {
+    RowLists lists;
+    std::vector<std::vector<std::int32_t>> places;  // of each rank's rows in the sum
+    Flow<T> flow;
+    std::vector<T> sum;     // of lists.all, own columns
+    std::int64_t bad = -1;  // place of a row that is not finite
+  };
+  struct Step {
+    std::int64_t number = -1;
+    RowLists ids;
+    std::vector<std::int32_t> places;  // of this rank's tokens in its list
+    std::vector<T> rows;               // of that list, all columns
+    RowLists early, late;              // of the ids, where some were looked up in advance
+    bool has_early = false;
+    Flow<T> early_flow, flow;
+    std::span<const T> gradient;
+    std::vector<T> zeros;
+    Part prior, delayed;
+    Optimizer::At at;
+    bool applies = false;  // updates that wait: the step was committed, and so far nothing was done with it
+    double scale = 1;
+    Ticket split;
+    std::array<Ticket, kTableExchanges> tickets;
+    Ticket& ticket(TableExchange e) { return tickets[static_cast<std::size_t>(e)]; }
+  };
+  struct Asked {
+    Step step;
+    std::span<T> out;
+  };
+
+  std::size_t index(int offset) const { return static_cast<std::size_t>(((walked_ - offset) % 3 + 3) % 3); }
+  const Step& ended() const { return steps_[static_cast<std::size_t>(ended_ % 3)]; }
+  Step& step(int offset) { return steps_[index(offset)]; }
+  std::vector<std::int32_t>& own(Step& s) { return s.ids.of_rank[static_cast<std::size_t>(comm_.rank())]; }
+  const std::vector<std::int32_t>& own(const Step& s) const {
+    return s.ids.of_rank[static_cast<std::size_t>(comm_.rank())];
+  }
+  Columns columns_of(int rank) const {
+    const BlockRange c = columns(rank);
+    return {static_cast<std::size_t>(info_.columns), static_cast<std::size_t>(c.first),
+            static_cast<std::size_t>(c.count)};
+  }
+  template <class F>
+  Ticket submit(TableExchange e, F make) {
+    return engine_.submit(comm_, submit_options(e), std::move(make));
+  }
+  bool is_of(const Step& s, std::int64_t number) const { return s.number == number; }
+
+  // ---- ids ----
+
+  void start_ids(Step& s) {
+    if (!announced_)
+      throw UsageError("table '" + info_.name +
+                       "': the batch of the next step was not announced (batch_known)");
+    announced_ = false;
+    const std::int64_t number = &s == &step(0) ? walked_ : walked_ + 1;
+    s.number = number;
+    s.tickets = {};
+    s.split = {};
+    s.has_early = s.applies = false;
+    own(s) = unique_ids(pending_);
+    s.places = places_of(std::span<const std::int64_t>(pending_), own(s));
+    const std::int64_t rows = info_.rows;
+    s.ticket(TableExchange::ids) = submit(TableExchange::ids, [this, &s, rows](Comm comm) {
+      return counted(comm, this, TableExchange::ids, gather_ids(comm, &s.ids, rows));
+    });
+  }
+
+  // ---- forward ----
+
+  // Rows that no rank has touched since, of the next batch: the last step's delayed ones are applied first.
+  void start_early(Step& s, Step& now, Step& last) {
+    s.has_early = true;
+    Step* const before = is_of(last, s.number - 2) ? &last : nullptr;
+    s.ticket(TableExchange::early) = submit(TableExchange::early, [this, &s, &now, before](Comm comm) {
+      return counted(comm, this, TableExchange::early, early(comm, this, &s, &now, before));
+    });
+  }
+  static Task<void> early(Comm comm, Table* table, Step* s, Step* now, Step* before) {
+    const Ticket gathered = s->ticket(TableExchange::ids);
+    co_await gathered;
+    auto divide = [table, s, now, &comm] {
+      s->early.of_rank.resize(s->ids.of_rank.size());
+      s->late.of_rank.resize(s->ids.of_rank.size());
+      for (std::size_t r = 0; r < s->ids.of_rank.size(); ++r) {
+        const SplitIds parts = split_ids(s->ids.of_rank[r], now->ids.all);
+        s->early.of_rank[r] = ids_at(s->ids.of_rank[r], parts.out);
+        s->late.of_rank[r] = ids_at(s->ids.of_rank[r], parts.in);
+      }
+      return comm.kernels().unite_index * static_cast<double>(2 * s->ids.total());
+    };
+    co_await comm.compute(divide);
+    if (before != nullptr) {
+      const Ticket applied = before->ticket(TableExchange::delayed);
+      if (applied.valid()) co_await applied;
+    }
+    co_await table->forward(comm, s, &s->early, &s->early_flow);
+  }
+
+  void start_rows(Step& s, Step& last) {
+    if (!s.ticket(TableExchange::ids).valid() || s.ticket(TableExchange::rows).valid())
+      throw UsageError("table '" + info_.name + "': rows of a batch that was not announced, or twice");
+    Step* const before = is_of(last, s.number - 1) ? &last : nullptr;
+    s.ticket(TableExchange::rows) = submit(TableExchange::rows, [this, &s, before](Comm comm) {
+      return counted(comm, this, TableExchange::rows, looked_up(comm, this, &s, before));
+    });
+  }
+  static Task<void> looked_up(Comm comm, Table* table, Step* s, Step* before) {
+    const Ticket gathered = s->ticket(TableExchange::ids);
+    co_await gathered;
+    if (before != nullptr) {
+      const Ticket updated =
+          before->ticket(table->options_.updates_wait ? TableExchange::update : TableExchange::prior);
+      if (updated.valid()) co_await updated;
+    }
+    const Ticket in_advance = s->ticket(TableExchange::early);
+    if (in_advance.valid()) co_await in_advance;
+    co_await table->forward(comm, s, in_advance.valid() ? &s->late : &s->ids, &s->flow);
+  }
+
+  // To each rank the rows of its list, own columns; from each rank those of the own list, its columns.
+  Task<void> forward(Comm comm, Step* s, RowLists* lists, Flow<T>* flow) {
+    const auto me = static_cast<std::size_t>(comm.rank());
+    const std::vector<std::int32_t>& mine = lists->of_rank[me];
+    auto pack = [this, lists, flow, &mine, &comm] {
+      flow->resize(comm.size());
+      for (int r = 0; r < comm.size(); ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        flow->send_counts[i] = static_cast<std::int64_t>(lists->of_rank[i].size() * width_);
+        flow->recv_counts[i] = static_cast<std::int64_t>(mine.size()) * columns(r).count;
+      }
+      flow->make_room();
+      std::span<T> to(flow->send);
+      const Columns own_columns{width_, 0, width_};
+      for (const auto& list : lists->of_rank) {
+        gather_rows(std::span<const T>(values_), own_columns, list, to.first(list.size() * width_));
+        to = to.subspan(list.size() * width_);
+      }
+      return copy_seconds(comm, flow->send.size());
+    };
+    co_await comm.compute(pack);
+    co_await exchange(comm, flow);
+    auto unpack = [this, s, flow, &mine, &comm] {
+      const std::vector<std::int32_t>& all = own(*s);
+      s->rows.resize(all.size() * static_cast<std::size_t>(info_.columns));
+      const std::vector<std::int32_t> at = places_of(std::span<const std::int32_t>(mine), all);
+      std::span<const T> from(flow->recv);
+      for (int r = 0; r < comm.size(); ++r) {
+        const auto count = static_cast<std::size_t>(flow->recv_counts[static_cast<std::size_t>(r)]);
+        place_rows(from.first(count), columns_of(r), at, std::span<T>(s->rows));
+        from = from.subspan(count);
+      }
+      return copy_seconds(comm, flow->recv.size());
+    };
+    co_await comm.compute(unpack);
+  }
+
+  static Task<void> answer(Comm comm, Table* table, Asked* asked) {
+    co_await gather_ids(comm, &asked->step.ids, table->info_.rows);
+    const Comm behind = comm.hops_from(1);
+    co_await table->forward(behind, &asked->step, &asked->step.ids, &asked->step.flow);
+    const auto width = static_cast<std::size_t>(table->info_.columns);
+    const Columns all{width, 0, width};
+    gather_rows(std::span<const T>(asked->step.rows), all, asked->step.places, asked->out);
+  }
+
+  // ---- backward ----
+
+  template <class U>
+  void take(std::span<const U> gradient) {
+    if constexpr (std::is_same_v<U, T>) {
+      Step& s = step(0);
+      const std::size_t wanted = own(s).size() * static_cast<std::size_t>(info_.columns);
+      if (gradient.size() != wanted || has_gradient_)
+        throw UsageError("table '" + info_.name + "': a gradient of " + std::to_string(gradient.size()) +
+                         " elements, not one of " + std::to_string(wanted) + " in a step");
+      has_gradient_ = true;
+      s.gradient = gradient;
+      s.at = {.step = optimizer_.step(parameter_) + 1, .lr = optimizer_.options().lr};
+      backward(s);
+    } else {
+      throw UsageError("table '" + info_.name + "' takes gradients of " +
+                       std::string(name_of(dtype_of<T>())));
+    }
+  }
+
+  void take_zeros() override {
+    Step& s = step(0);
+    s.zeros.assign(own(s).size() * static_cast<std::size_t>(info_.columns), T{0});
+    take(std::span<const T>(s.zeros));
+  }
+
+  void backward(Step& s) {
+    Step& next = step(-1);
+    Step& last = step(1);
+    const bool known = is_of(next, s.number + 1);
+    const bool split = known && splits_ && options_.vertical && !options_.updates_wait;
+    Step* const ahead = split ? &next : nullptr;
+    SubmitOptions local = submit_options(TableExchange::prior);
+    local.name = "split of rows";
+    local.local = true;
+    s.split =
+        engine_.submit(comm_, local, [this, &s, ahead](Comm comm) { return divide(comm, this, &s, ahead); });
+    Step* const before = is_of(last, s.number - 1) ? &last : nullptr;
+    s.ticket(TableExchange::prior) = submit(TableExchange::prior, [this, &s, before](Comm comm) {
+      return counted(comm, this, TableExchange::prior, prior(comm, this, &s, before));
+    });
+    if (split) {
+      s.ticket(TableExchange::delayed) = submit(TableExchange::delayed, [this, &s](Comm comm) {
+        return counted(comm, this, TableExchange::delayed, delayed(comm, this, &s));
+      });
+    }
+    if (known && options_.horizontal && !options_.updates_wait) start_rows(next, s);
+  }
+
+  // Which rows are prior, and both parts packed: to each rank the rows of this one's list, its columns.
+  static Task<void> divide(Comm comm, Table* table, Step* s, Step* ahead) {
+    if (ahead != nullptr) {
+      const Ticket known = ahead->ticket(TableExchange::ids);
+      co_await known;
+    }
+    auto work = [table, s, ahead, &comm] {
+      const std::size_t ranks = s->ids.of_rank.size();
+      s->prior.lists.of_rank.assign(ranks, {});
+      s->delayed.lists.of_rank.assign(ranks, {});
+      for (std::size_t r = 0; r < ranks; ++r) {
+        std::vector<std::int32_t> list = s->ids.of_rank[r];
+        std::erase(list, static_cast<std::int32_t>(table->info_.padding));
+        if (ahead == nullptr) {
+          s->prior.lists.of_rank[r] = std::move(list);
+          continue;
+        }
+        const SplitIds parts = split_ids(list, ahead->ids.all);
+        s->prior.lists.of_rank[r] = ids_at(list, parts.in);
+        s->delayed.lists.of_rank[r] = ids_at(list, parts.out);
+      }
+      if (ahead != nullptr) table->look_at_share(*s);
+      double seconds = comm.kernels().unite_index * static_cast<double>(2 * s->ids.total());
+      for (Part* part : {&s->prior, &s->delayed}) seconds += table->pack_gradient(comm, *s, *part);
+      return seconds;
+    };
+    co_await comm.compute(work);
+  }
+
+  double pack_gradient(const Comm& comm, const Step& s, Part& part) {
+    const int size = comm.size();
+    part.bad = -1;
+    part.lists.unite();
+    part.places.resize(part.lists.of_rank.size());
+    for (std::size_t r = 0; r < part.places.size(); ++r)
+      part.places[r] = places_of(std::span<const std::int32_t>(part.lists.of_rank[r]), part.lists.all);
+    const std::vector<std::int32_t>& mine = part.lists.of_rank[static_cast<std::size_t>(comm.rank())];
+    const std::vector<std::int32_t> at = places_of(std::span<const std::int32_t>(mine), own(s));
+    part.flow.resize(size);
+    for (int r = 0; r < size; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      part.flow.send_counts[i] = static_cast<std::int64_t>(mine.size()) * columns(r).count;
+      part.flow.recv_counts[i] = static_cast<std::int64_t>(part.lists.of_rank[i].size() * width_);
+    }
+    part.flow.make_room();
+    std::span<T> to(part.flow.send);
+    for (int r = 0; r < size; ++r) {
+      const auto count = static_cast<std::size_t>(part.flow.send_counts[static_cast<std::size_t>(r)]);
+      gather_rows(s.gradient, columns_of(r), at, to.first(count));
+      to = to.subspan(count);
+    }
+    return copy_seconds(comm, part.flow.send.size()) +
+           comm.kernels().unite_index * static_cast<double>(2 * part.lists.total());
+  }
+
+  static Task<void> prior(Comm comm, Table* table, Step* s, Step* before) {
+    const Ticket split = s->split;
+    co_await split;
+    co_await table->sum(comm, &s->prior);
+    if (table->options_.updates_wait) co_return;  // for the verdict
+    if (before != nullptr) {
+      const Ticket applied = before->ticket(TableExchange::delayed);
+      if (applied.valid()) co_await applied;
+    }
+    co_await table->apply(comm, s, &s->prior);
+  }
+
+  static Task<void> delayed(Comm comm, Table* table, Step* s) {
+    const Ticket split = s->split;
+    co_await split;
+    co_await table->sum(comm, &s->delayed);
+    co_await table->apply(comm, s, &s->delayed);
+  }
+
+  // Blocks are added in the order of the ranks, and the sum is divided once.
+  Task<void> sum(Comm comm, Part* part) {
+    co_await exchange(comm, &part->flow);
+    auto add = [this, part, &comm] {
+      part->sum.assign(part->lists.all.size() * width_, T{0});
+      std::span<const T> from(part->flow.recv);
+      for (std::size_t r = 0; r < part->places.size(); ++r) {
+        const std::size_t count = part->places[r].size() * width_;
+        add_rows(from.first(count), width_, part->places[r], std::span<T>(part->sum));
+        from = from.subspan(count);
+      }
+      const T divisor = static_cast<T>(options_.divisor);
+      for (std::size_t i = 0; i < part->sum.size(); ++i) {
+        part->sum[i] /= divisor;
+        if (part->bad < 0 && !std::isfinite(part->sum[i])) part->bad = static_cast<std::int64_t>(i / width_);
+      }
+      return comm.kernels().fold(dtype_of<T>()) *
+             static_cast<double>((part->flow.recv.size() + part->sum.size()) * sizeof(T));
+    };
+    co_await comm.compute(add);
+  }
+
+  Task<void> apply(Comm comm, Step* s, Part* part) {
+    if (part->bad >= 0) throw Error(text_of(*s, *part));
+    auto update = [this, s, part, &comm] { return update_rows(comm, *s, *part); };
+    co_await comm.compute(update);
+  }
+
+  double update_rows(const Comm& comm, const Step& s, const Part& part) {
+    optimizer_.update_rows(parameter_, std::span<T>(values_), std::span<const T>(part.sum),
+                           {part.lists.all, width_}, s.at);
+    const auto streams = static_cast<double>(1 + moments_of(optimizer_.options()).size());
+    return comm.kernels().fold(dtype_of<T>()) * streams * static_cast<double>(part.sum.size() * sizeof(T));
+  }
+
+  // Behind the verdict: of the step that was committed, or nothing.
+  void start_update(Step& s) {
+    SubmitOptions local = submit_options(TableExchange::update);
+    local.local = true;
+    s.ticket(TableExchange::update) =
+        engine_.submit(comm_, local, [this, &s](Comm comm) { return update(comm, this, &s); });
+  }
+  static Task<void> update(Comm comm, Table* table, Step* s) {
+    if (!std::exchange(s->applies, false)) co_return;
+    auto work = [table, s, &comm] {
+      const T scale = static_cast<T>(s->scale);
+      if (scale != T{1}) {
+        for (T& v : s->prior.sum) v *= scale;
+      }
+      return table->update_rows(comm, *s, s->prior);
+    };
+    co_await comm.compute(work);
+  }
+
+  // ---- the rest ----
+
+  // The same on all ranks: they have the same lists.
+  void look_at_share(const Step& s) {
+    const double prior = static_cast<double>(s.prior.lists.total());
+    const double all = prior + static_cast<double>(s.delayed.lists.total());
+    prior_share_ = all > 0 ? prior / all : 0;
+    if (all > 0 && prior_share_ > options_.split_below) splits_ = false;
+  }
+
+  std::string text_of(const Step& s, const Part& part) const {
+    const std::int32_t row = part.lists.all[static_cast<std::size_t>(part.bad)];
+    return "step " + std::to_string(s.number) + ": the gradient of row " + std::to_string(row) +
+           " of table '" + info_.name + "' is not finite";
+  }
+
+  double copy_seconds(const Comm& comm, std::size_t elements) const {
+    return comm.kernels().copy_byte * static_cast<double>(elements * sizeof(T));
+  }
+
+  // What the operation sends is added to the exchange's bytes.
+  static Task<void> counted(Comm comm, Table* table, TableExchange e, Task<void> inner) {
+    co_await std::move(inner);
+    table->sent_[static_cast<std::size_t>(e)] += comm.operation().bytes_sent;
+  }
+
+  std::size_t width_;  // own columns
+  LargeVector<T> values_;
+  std::array<Step, 3> steps_;
+};
+
+}  // namespace
+
+void HybridTable::end_step() {
+  if (!has_gradient_) take_zeros();
+  has_gradient_ = false;
+  ended_ = walked_;
+}
+
+std::unique_ptr<HybridTable> HybridTable::make(Engine& engine, const Comm& comm, const TableInfo& info,
+                                               const HybridOptions& options, std::uint32_t first_slot,
+                                               Optimizer& optimizer, int parameter) {
+  if (options.dtype == DType::float64)
+    return std::make_unique<Table<double>>(engine, comm, info, options, first_slot, optimizer, parameter);
+  return std::make_unique<Table<float>>(engine, comm, info, options, first_slot, optimizer, parameter);
+}
+
+}  // namespace weft
