@@ -27,6 +27,9 @@ void check(const std::vector<TableInfo>& tables, const HybridOptions& options) {
 HybridOptions completed(HybridOptions options, int size) {
   validate_rows(options.optimizer);
   if (options.divisor == 0) options.divisor = size;
+  if (options.owners == 0) options.owners = size;
+  if (options.owners < 1 || options.owners > size)
+    refuse(std::to_string(options.owners) + " of " + std::to_string(size) + " ranks are to hold rows");
   if (!options.lookahead) options.vertical = options.two_sided = false;
   if (options.updates_wait || !options.horizontal) options.two_sided = false;
   if (options.updates_wait) options.vertical = false;
@@ -34,14 +37,16 @@ HybridOptions completed(HybridOptions options, int size) {
 }
 
 std::vector<OptimizerParameter> parameters_of(const std::vector<TableInfo>& tables, const Comm& comm,
-                                              DType dtype) {
+                                              const HybridOptions& options) {
   std::vector<OptimizerParameter> out;
   for (const TableInfo& t : tables) {
-    const BlockRange mine = block_of(t.columns, comm.size(), comm.rank());
-    out.push_back({.name = t.name,
-                   .count = t.rows * mine.count,
-                   .dtype = dtype,
-                   .shard = Shard::range({t.rows, t.columns}, 1, mine.first, mine.count)});
+    const TableLayout layout(options.cut, t.rows, t.columns, comm.size(), options.owners);
+    const BlockRange mine = layout.columns(comm.rank());
+    OptimizerParameter parameter{
+        .name = t.name, .count = layout.num_rows(comm.rank()) * mine.count, .dtype = options.dtype};
+    if (options.cut != TableCut::rows)
+      parameter.shard = Shard::range({t.rows, t.columns}, 1, mine.first, mine.count);
+    out.push_back(std::move(parameter));
   }
   return out;
 }
@@ -54,7 +59,7 @@ HybridEmbedding::HybridEmbedding(Engine& engine, const Comm& comm, const std::ve
                                  HybridOptions options)
     : comm_(comm),
       options_((check(tables, options), completed(std::move(options), comm.size()))),
-      optimizer_(options_.optimizer, parameters_of(tables, comm, options_.dtype)) {
+      optimizer_(options_.optimizer, parameters_of(tables, comm, options_)) {
   std::uint32_t slot = options_.first_slot + 1;
   for (std::size_t t = 0; t < tables.size(); ++t) {
     const int number = static_cast<int>(t);
@@ -69,6 +74,8 @@ HybridEmbedding::HybridEmbedding(Engine& engine, const Comm& comm, const std::ve
   }
   std::vector<std::uint64_t> parts{hash_part(options_.divisor),
                                    static_cast<std::uint64_t>(options_.dtype),
+                                   static_cast<std::uint64_t>(options_.cut),
+                                   static_cast<std::uint64_t>(options_.owners),
                                    options_.updates_wait,
                                    options_.lookahead,
                                    options_.horizontal,
@@ -291,7 +298,8 @@ void HybridEmbedding::close(bool committed, double scale) {
 
 // ---- state ----
 
-std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::string_view kind) {
+std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::string_view kind,
+                                                 const Peers& peers) {
   std::vector<LiveRow> out;
   for (const auto& table : tables_) {
     LiveRow row;
@@ -299,7 +307,7 @@ std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::st
                .dtype = options_.dtype,
                .rule = LayoutRule::moves,
                .shard = table->shard(),
-               .peers = {}};
+               .peers = peers};
     row.read = [values = table->values()](auto&) { return std::span<const std::byte>(values.bytes()); };
     row.write = [values = table->values()](std::span<const std::byte> from) {
       if (from.empty())
@@ -312,6 +320,6 @@ std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::st
   return out;
 }
 
-std::vector<LiveRow> HybridEmbedding::optimizer_rows() { return optimizer_.rows(); }
+std::vector<LiveRow> HybridEmbedding::optimizer_rows(const Peers& peers) { return optimizer_.rows(peers); }
 
 }  // namespace weft

@@ -54,7 +54,7 @@ class HybridEmbedding final : public Strategy {
   std::vector<Exchange> exchanges() const override;
   void weave(Weaver& weaver) const override;
   std::vector<std::string> gradients() const override;
-  bool has_shards() const override { return true; }
+  bool has_shards() const override { return options_.cut != TableCut::none; }
 
   void step_begin() override;
   // One lookup of each table. Throws UsageError.
@@ -80,9 +80,9 @@ class HybridEmbedding final : public Strategy {
   void set_lr(double lr) { optimizer_.set_lr(lr); }
   const Optimizer& optimizer() const { return optimizer_; }
   // For the registry: values of the tables, of the kind that the model's other parameters have; and what the
-  // optimizer keeps. The accesses live as long as this.
-  std::vector<LiveRow> value_rows(std::string_view owner, std::string_view kind);
-  std::vector<LiveRow> optimizer_rows();
+  // optimizer keeps. `peers`: all ranks. The accesses live as long as this.
+  std::vector<LiveRow> value_rows(std::string_view owner, std::string_view kind, const Peers& peers);
+  std::vector<LiveRow> optimizer_rows(const Peers& peers);
 
  private:
   struct Kind {

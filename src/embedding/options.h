@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "embedding/layout.h"
 #include "state/optimizer.h"
 #include "weft/dtype.h"
 
@@ -23,6 +24,8 @@ struct HybridOptions {
   DType dtype = DType::float32;    // of the tables and their gradients: this or float64
   double divisor = 0;              // of the sum over the ranks; 0: the size of the group
   OptimizerOptions optimizer;      // of rows: validate_rows()
+  TableCut cut = TableCut::columns;
+  int owners = 0;  // of rows: how many ranks hold some; 0: all
   // The step may be left out or its gradients scaled (StepOptions): rows are updated behind the verdict.
   bool updates_wait = false;
   // affects speed only; equal on all ranks

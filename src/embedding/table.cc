@@ -30,6 +30,7 @@ HybridTable::HybridTable(Engine& engine, const Comm& comm, const TableInfo& info
       comm_(comm),
       info_(info),
       options_(options),
+      layout_(options.cut, info.rows, info.columns, comm.size(), options.owners),
       first_slot_(first_slot),
       optimizer_(optimizer),
       parameter_(parameter),
@@ -65,6 +66,9 @@ void HybridTable::announce(std::span<const std::int64_t> ids) {
 }
 
 Shard HybridTable::shard() const {
+  if (options_.cut == TableCut::rows)
+    throw UsageError("table '" + info_.name +
+                     "' is dealt by rows, for comparisons: it is neither saved nor loaded");
   const BlockRange mine = columns(comm_.rank());
   return Shard::range({info_.rows, info_.columns}, 1, mine.first, mine.count);
 }
@@ -76,6 +80,7 @@ template <class T>
 struct Flow {
   std::vector<T> send, recv;
   std::vector<std::int64_t> send_counts, recv_counts;
+  std::vector<std::vector<std::int32_t>> rows;  // that come from each rank
 
   void resize(int size) {
     send_counts.assign(static_cast<std::size_t>(size), 0);
@@ -139,7 +144,7 @@ class Table final : public HybridTable {
         std::uint32_t first_slot, Optimizer& optimizer, int parameter)
       : HybridTable(engine, comm, info, options, first_slot, optimizer, parameter),
         width_(static_cast<std::size_t>(columns(comm.rank()).count)),
-        values_(static_cast<std::size_t>(info.rows) * width_) {
+        values_(static_cast<std::size_t>(layout_.num_rows(comm.rank())) * width_) {
     for (Step& step : steps_) step.ids.of_rank.resize(static_cast<std::size_t>(comm.size()));
   }
 
@@ -203,8 +208,9 @@ class Table final : public HybridTable {
  private:
   // Rows of a step whose gradients travel together.
   struct Part {
-    RowLists lists;
+    RowLists lists;  // of each rank; once they are packed, only what this rank holds of them
     std::vector<std::vector<std::int32_t>> places;  // of each rank's rows in the sum
+    std::vector<std::int32_t> at;                   // of the sum's rows in the memory of the table
     Flow<T> flow;
     std::vector<T> sum;     // of lists.all, own columns
     std::int64_t bad = -1;  // place of a row that is not finite
@@ -328,29 +334,36 @@ class Table final : public HybridTable {
     const std::vector<std::int32_t>& mine = lists->of_rank[me];
     auto pack = [this, lists, flow, &mine, &comm] {
       flow->resize(comm.size());
+      flow->rows.resize(lists->of_rank.size());
+      std::vector<std::vector<std::int32_t>> sent(lists->of_rank.size());
       for (int r = 0; r < comm.size(); ++r) {
         const auto i = static_cast<std::size_t>(r);
-        flow->send_counts[i] = static_cast<std::int64_t>(lists->of_rank[i].size() * width_);
-        flow->recv_counts[i] = static_cast<std::int64_t>(mine.size()) * columns(r).count;
+        sent[i] = layout_.served(lists->of_rank[i], comm.rank(), r);
+        for (std::int32_t& row : sent[i]) row = layout_.place(row);
+        flow->rows[i] = layout_.served(mine, r, comm.rank());
+        flow->send_counts[i] = static_cast<std::int64_t>(sent[i].size() * width_);
+        flow->recv_counts[i] = static_cast<std::int64_t>(flow->rows[i].size()) * columns(r).count;
       }
       flow->make_room();
       std::span<T> to(flow->send);
       const Columns own_columns{width_, 0, width_};
-      for (const auto& list : lists->of_rank) {
-        gather_rows(std::span<const T>(values_), own_columns, list, to.first(list.size() * width_));
-        to = to.subspan(list.size() * width_);
+      for (const auto& rows : sent) {
+        gather_rows(std::span<const T>(values_), own_columns, rows, to.first(rows.size() * width_));
+        to = to.subspan(rows.size() * width_);
       }
       return copy_seconds(comm, flow->send.size());
     };
     co_await comm.compute(pack);
     co_await exchange(comm, flow);
-    auto unpack = [this, s, flow, &mine, &comm] {
+    auto unpack = [this, s, flow, &comm] {
       const std::vector<std::int32_t>& all = own(*s);
       s->rows.resize(all.size() * static_cast<std::size_t>(info_.columns));
-      const std::vector<std::int32_t> at = places_of(std::span<const std::int32_t>(mine), all);
       std::span<const T> from(flow->recv);
       for (int r = 0; r < comm.size(); ++r) {
-        const auto count = static_cast<std::size_t>(flow->recv_counts[static_cast<std::size_t>(r)]);
+        const auto i = static_cast<std::size_t>(r);
+        const auto count = static_cast<std::size_t>(flow->recv_counts[i]);
+        const std::vector<std::int32_t> at =
+            places_of(std::span<const std::int32_t>(flow->rows[i]), all);
         place_rows(from.first(count), columns_of(r), at, std::span<T>(s->rows));
         from = from.subspan(count);
       }
@@ -448,28 +461,33 @@ class Table final : public HybridTable {
 
   double pack_gradient(const Comm& comm, const Step& s, Part& part) {
     const int size = comm.size();
+    const std::vector<std::int32_t> mine = part.lists.of_rank[static_cast<std::size_t>(comm.rank())];
     part.bad = -1;
+    const auto ids = static_cast<double>(2 * part.lists.total());
+    for (auto& list : part.lists.of_rank) list = layout_.of_owner(list, comm.rank());
     part.lists.unite();
     part.places.resize(part.lists.of_rank.size());
-    for (std::size_t r = 0; r < part.places.size(); ++r)
-      part.places[r] = places_of(std::span<const std::int32_t>(part.lists.of_rank[r]), part.lists.all);
-    const std::vector<std::int32_t>& mine = part.lists.of_rank[static_cast<std::size_t>(comm.rank())];
-    const std::vector<std::int32_t> at = places_of(std::span<const std::int32_t>(mine), own(s));
     part.flow.resize(size);
+    std::vector<std::vector<std::int32_t>> sent(part.places.size());
     for (int r = 0; r < size; ++r) {
       const auto i = static_cast<std::size_t>(r);
-      part.flow.send_counts[i] = static_cast<std::int64_t>(mine.size()) * columns(r).count;
+      part.places[i] = places_of(std::span<const std::int32_t>(part.lists.of_rank[i]), part.lists.all);
+      const std::vector<std::int32_t> rows = layout_.of_owner(mine, r);
+      sent[i] = places_of(std::span<const std::int32_t>(rows), own(s));
+      part.flow.send_counts[i] = static_cast<std::int64_t>(sent[i].size()) * columns(r).count;
       part.flow.recv_counts[i] = static_cast<std::int64_t>(part.lists.of_rank[i].size() * width_);
     }
     part.flow.make_room();
     std::span<T> to(part.flow.send);
     for (int r = 0; r < size; ++r) {
-      const auto count = static_cast<std::size_t>(part.flow.send_counts[static_cast<std::size_t>(r)]);
-      gather_rows(s.gradient, columns_of(r), at, to.first(count));
+      const auto i = static_cast<std::size_t>(r);
+      const auto count = static_cast<std::size_t>(part.flow.send_counts[i]);
+      gather_rows(s.gradient, columns_of(r), sent[i], to.first(count));
       to = to.subspan(count);
     }
-    return copy_seconds(comm, part.flow.send.size()) +
-           comm.kernels().unite_index * static_cast<double>(2 * part.lists.total());
+    part.at = part.lists.all;
+    for (std::int32_t& row : part.at) row = layout_.place(row);
+    return copy_seconds(comm, part.flow.send.size()) + comm.kernels().unite_index * ids;
   }
 
   static Task<void> prior(Comm comm, Table* table, Step* s, Step* before) {
@@ -521,7 +539,7 @@ class Table final : public HybridTable {
 
   double update_rows(const Comm& comm, const Step& s, const Part& part) {
     optimizer_.update_rows(parameter_, std::span<T>(values_), std::span<const T>(part.sum),
-                           {part.lists.all, width_}, s.at);
+                           {part.at, width_}, s.at);
     const auto streams = static_cast<double>(1 + moments_of(optimizer_.options()).size());
     return comm.kernels().fold(dtype_of<T>()) * streams * static_cast<double>(part.sum.size() * sizeof(T));
   }

@@ -50,7 +50,8 @@ class HybridTable {
   HybridTable& operator=(const HybridTable&) = delete;
 
   const TableInfo& info() const { return info_; }
-  BlockRange columns(int rank) const { return block_of(info_.columns, comm_.size(), rank); }
+  const TableLayout& layout() const { return layout_; }
+  BlockRange columns(int rank) const { return layout_.columns(rank); }
   std::uint32_t slot(TableExchange e) const { return first_slot_ + static_cast<std::uint32_t>(e); }
   TrafficClass traffic(TableExchange e) const;
 
@@ -74,8 +75,9 @@ class HybridTable {
   virtual std::span<const std::int32_t> places() const = 0;
   virtual std::int64_t num_rows() const = 0;
 
-  virtual Dense values() = 0;  // own columns, row-major
-  Shard shard() const;         // where they are in the table
+  virtual Dense values() = 0;  // what this rank holds, row-major
+  // Where that is in the table. Throws UsageError where it is no part in one piece: of rows that are dealt.
+  Shard shard() const;
   // Row after row of the ids, all columns, of all ranks that call it. REQUIRES: nothing is under way.
   virtual Ticket look_up(std::span<const std::int64_t> ids, Dense out) = 0;
 
@@ -96,6 +98,7 @@ class HybridTable {
   Comm comm_;
   TableInfo info_;
   const HybridOptions& options_;
+  TableLayout layout_;
   std::uint32_t first_slot_;
   Optimizer& optimizer_;
   int parameter_;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 
 #include "data_parallel/data_parallel.h"
@@ -209,7 +210,9 @@ struct Job {
   std::pair<int, std::int64_t> bad{-1, -1};  // rank and step of a gradient that is not finite
   bool skips = false;
   std::int64_t settle_every = 0;
-  std::int64_t steps = kSteps;
+  std::int64_t first = 0, steps = kSteps;
+  TableCut cut = TableCut::columns;
+  int owners = 0;
 };
 
 ModelShape shape() {
@@ -238,6 +241,8 @@ class Toy final : public Driver {
     o.vertical = job.schedule.vertical;
     o.two_sided = job.schedule.two_sided;
     o.split_below = 1;
+    o.cut = job.cut;
+    o.owners = job.owners;
     o.first_slot = strategies.next_slot(world.comm());
     const std::vector<TableInfo> tables{{"in", kRowsIn, kColumns, 0, kPadding},
                                         {"out", kRowsOut, kColumns, 2}};
@@ -252,18 +257,20 @@ class Toy final : public Driver {
                                                   &strategies.state()));
     strategies.install();
     for (int t = 0; t < 2; ++t) {
-      const BlockRange c = hybrid->table(t).columns(rank_);
-      double* at = reinterpret_cast<double*>(hybrid->table(t).values().data);
-      for (std::int64_t r = 0; r < hybrid->table(t).info().rows; ++r) {
+      const TableLayout& layout = hybrid->table(t).layout();
+      const BlockRange c = layout.columns(rank_);
+      auto* const values = reinterpret_cast<double*>(hybrid->table(t).values().data);
+      for (std::int32_t r = 0; r < hybrid->table(t).info().rows; ++r) {
+        if (job.cut == TableCut::rows && layout.owner(r) != rank_) continue;
         for (std::int64_t i = 0; i < c.count; ++i)
-          *at++ = initial(static_cast<std::uint32_t>(t + 1), r, c.first + i);
+          values[layout.place(r) * c.count + i] = initial(static_cast<std::uint32_t>(t + 1), r, c.first + i);
       }
     }
     w = OneProcess::row(3, 0);
   }
 
   void run() {
-    for (step_ = 0; step_ < job.steps; ++step_) {
+    for (step_ = job.first; step_ < job.steps; ++step_) {
       strategies.number_step(step_);
       if (!job.schedule.lookahead || !strategies.under_way()) announce(step_);
       hybrid->set_lr(lr_of(step_));
@@ -391,7 +398,22 @@ Outcome train(int size, const Job& job) {
       abandon(toy.strategies, std::current_exception());
       throw;
     }
+    for (int t = 0; t < 2; ++t) {
+      std::vector<double>& into = t == 0 ? all.in : all.out;
+      std::vector<std::int64_t> ids(static_cast<std::size_t>(toy.hybrid->table(t).info().rows));
+      std::iota(ids.begin(), ids.end(), 0);
+      std::vector<double> rows(ids.size() * kColumns);
+      toy.hybrid->table(t).look_up(ids, Dense(std::span(rows))).wait();
+      const std::lock_guard lock(mutex);
+      EXPECT_TRUE(world.rank() == 0 || into == rows || into == std::vector<double>(rows.size()));
+      into = rows;
+    }
     const std::lock_guard lock(mutex);
+    if (job.cut == TableCut::rows) {
+      if (world.rank() == 0) all.w = toy.w;
+      if (world.rank() == 0) all.losses = toy.losses;
+      return;
+    }
     const auto place = [&](const Shard& shard, std::span<const std::byte> bytes, std::vector<double>& into) {
       into.resize(static_cast<std::size_t>(shard.tensor_elements()));
       const auto* values = reinterpret_cast<const double*>(bytes.data());
@@ -401,9 +423,9 @@ Outcome train(int size, const Job& job) {
       for_each_run(shard, Shard::whole(shard.shape), copy);
     };
     std::vector<std::byte> scratch;
-    for (const LiveRow& row : toy.hybrid->value_rows("model", "value"))
+    for (const LiveRow& row : toy.hybrid->value_rows("model", "value", {}))
       place(row.row.shard, row.read(scratch), row.row.key.name == "in" ? all.in : all.out);
-    for (const LiveRow& row : toy.hybrid->optimizer_rows()) {
+    for (const LiveRow& row : toy.hybrid->optimizer_rows({})) {
       if (row.row.rule == LayoutRule::moves)
         place(row.row.shard, row.read(scratch), all.moments[row.row.key.kind + " " + row.row.key.name]);
     }
@@ -475,6 +497,20 @@ TEST_P(HybridSizes, SchedulingChangesNoBit) {
   }
 }
 
+TEST_P(HybridSizes, EveryCutEqualsOneProcess) {
+  const OneProcess one("adam", kSteps);
+  for (const Schedule& schedule : kSchedules) {
+    for (const int owners : {1, (GetParam() + 3) / 4, GetParam()}) {
+      const Job job{.schedule = schedule, .cut = TableCut::rows, .owners = owners};
+      EXPECT_LE(difference(one, train(GetParam(), job)), kTolerance) << schedule.name << " " << owners;
+    }
+    EXPECT_LE(difference(one, train(GetParam(), {.schedule = schedule, .cut = TableCut::none})), kTolerance);
+  }
+  const OneProcess clipped("adam", kSteps, {}, 0.15);
+  for (const TableCut cut : {TableCut::rows, TableCut::none})
+    EXPECT_LE(difference(clipped, train(GetParam(), {.clip = 0.15, .cut = cut})), kTolerance);
+}
+
 TEST_P(HybridSizes, MicroBatchesAreCoalesced) {
   const Outcome many = train(GetParam(), {.micro_batches = 3});
   EXPECT_LE(difference(OneProcess("adam", kSteps), many), kTolerance);
@@ -491,6 +527,60 @@ TEST_P(HybridSizes, ClippingIsThatOfOneProcess) {
   }
   EXPECT_GT(one.norms[0], clip);  // it was clipped at all
   EXPECT_GT(difference(OneProcess("adam", kSteps), train(GetParam(), {.clip = clip})), 1e-3);  // control
+}
+
+// A job of one size is saved between steps and goes on with another: as if it had always had that size.
+TEST(Hybrid, StateMovesToAnotherNumberOfRanks) {
+  const std::int64_t half = 9;
+  const auto registered = [](Toy& toy, const Comm& comm) {
+    const Peers peers{comm.rank(), comm.size()};
+    toy.strategies.state().add("model", {.rows = [&toy, peers] { return toy.hybrid->value_rows("model", "value", peers); },
+                                         .missing = {},
+                                         .commit = {},
+                                         .roll_back = {}});
+    toy.strategies.state().add("optimizer", {.rows = [&toy, peers] { return toy.hybrid->optimizer_rows(peers); },
+                                             .missing = {},
+                                             .commit = {},
+                                             .roll_back = {}});
+  };
+  for (const TableCut cut : {TableCut::columns, TableCut::none}) {
+    std::vector<StateSnapshot> saved(4);
+    std::vector<double> w;
+    run_ranks(4, [&](World& world) {
+      Toy toy(world, {.steps = half, .cut = cut});
+      registered(toy, world.comm());
+      toy.run();
+      saved[static_cast<std::size_t>(world.rank())] = toy.strategies.state().save(world.rank(), world.size());
+      if (world.rank() == 0) w = toy.w;
+    });
+    const OneProcess one("adam", kSteps);
+    for (const int size : {1, 2, 3, 4, 8}) {
+      const auto go_on = [&](bool loads) {
+        double worst = 0;
+        std::mutex mutex;
+        run_ranks(size, [&](World& world) {
+          Toy toy(world, {.first = half, .cut = cut});
+          registered(toy, world.comm());
+          if (loads) toy.strategies.state().load(saved, world.rank(), world.size());
+          toy.w = w;
+          toy.run();
+          std::vector<std::int64_t> ids(kRowsIn);
+          std::iota(ids.begin(), ids.end(), 0);
+          std::vector<double> rows(ids.size() * kColumns);
+          toy.hybrid->table(0).look_up(ids, Dense(std::span(rows))).wait();
+          const std::lock_guard lock(mutex);
+          EXPECT_EQ(toy.hybrid->optimizer().step(0), loads ? kSteps : kSteps - half);
+          for (const auto& [id, row] : one.in) {
+            for (std::size_t c = 0; c < kColumns; ++c)
+              worst = std::max(worst, std::abs(row[c] - rows[static_cast<std::size_t>(id) * kColumns + c]));
+          }
+        });
+        return worst;
+      };
+      EXPECT_LE(go_on(true), kTolerance) << size;
+      EXPECT_GT(go_on(false), 1e-3) << size;  // control
+    }
+  }
 }
 
 TEST(Hybrid, WhatCouldBeWrongIsSeen) {

@@ -1,0 +1,71 @@
+// Who holds what of a table, in three ways.
+//
+//   columns   every rank some columns of all rows: what travels does not depend on which ids are frequent
+//   rows      rows dealt to `owners` ranks by their id, all columns; owners = size: hashed over all ranks,
+//             fewer: servers, each of which has as many ranks to serve
+//   none      every rank all of it: looking up needs nobody, and a gradient goes to everybody
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "weft/collective.h"
+
+namespace weft {
+
+enum class TableCut : std::uint8_t { columns, rows, none };
+constexpr std::string_view name_of(TableCut cut) {
+  constexpr std::string_view names[] = {"columns", "rows", "none"};
+  return names[static_cast<std::size_t>(cut)];
+}
+
+class TableLayout {
+ public:
+  // REQUIRES: 1 <= owners <= size.
+  TableLayout(TableCut cut, std::int64_t rows, std::int64_t columns, int size, int owners)
+      : cut_(cut), rows_(rows), columns_(columns), size_(size), owners_(owners) {}
+
+  TableCut cut() const { return cut_; }
+  BlockRange columns(int rank) const {
+    return cut_ == TableCut::columns ? block_of(columns_, size_, rank) : BlockRange{0, columns_};
+  }
+  // The rank that holds a row, where rows are cut.
+  int owner(std::int64_t row) const { return rank_of_owner(static_cast<int>(row % owners_)); }
+  std::int64_t num_rows(int rank) const {
+    if (cut_ != TableCut::rows) return rows_;
+    for (int o = 0; o < owners_; ++o) {
+      if (rank_of_owner(o) == rank) return (rows_ - o + owners_ - 1) / owners_;
+    }
+    return 0;
+  }
+  // Where a row lies in the memory of whoever holds it.
+  std::int32_t place(std::int32_t row) const {
+    return cut_ == TableCut::rows ? row / static_cast<std::int32_t>(owners_) : row;
+  }
+  // Rows of a list that `from` sends to `to`, which looks them up; and those of a gradient that go to
+  // `owner`.
+  std::vector<std::int32_t> served(std::span<const std::int32_t> list, int from, int to) const {
+    if (cut_ == TableCut::none && from != to) return {};
+    return of_owner(list, from);
+  }
+  std::vector<std::int32_t> of_owner(std::span<const std::int32_t> list, int rank) const {
+    std::vector<std::int32_t> out;
+    if (cut_ != TableCut::rows) return {list.begin(), list.end()};
+    for (const std::int32_t row : list) {
+      if (owner(row) == rank) out.push_back(row);
+    }
+    return out;
+  }
+
+ private:
+  // Servers stand apart: of 8 ranks with 2 owners, 0 and 4.
+  int rank_of_owner(int o) const { return static_cast<int>(std::int64_t{o} * size_ / owners_); }
+
+  TableCut cut_;
+  std::int64_t rows_, columns_;
+  int size_, owners_;
+};
+
+}  // namespace weft
