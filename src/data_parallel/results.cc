@@ -110,7 +110,7 @@ StepResult DataParallel::verdicts() const {
     for (std::size_t i = 0; i < run->blamed.size(); ++i) {
       if (run->blamed[i] == std::byte{0}) continue;
       out.bad.push_back({.parameter = run->bucket->pieces[i % pieces].parameter,
-                         .rank = static_cast<int>(i / pieces),
+                         .rank = comm_.world_rank(static_cast<int>(i / pieces)),
                          .kind = static_cast<StepResult::Kind>(run->blamed[i])});
     }
     if (out.bad.size() == before) {

@@ -95,7 +95,7 @@ HybridEmbedding::HybridEmbedding(Engine& engine, const Comm& comm, const std::ve
       parts.push_back(static_cast<std::uint64_t>(v));
   }
   const SubmitOptions submit{.name = "plan of tables", .slot = options_.first_slot};
-  comparison_ = compare_plans(engine, comm, submit, hash_of(rows(), parts),
+  comparison_ = compare_plans(engine, comm, submit, hash_of(rows(), {}, parts),
                               "plan of tables (names, shapes or options)");
 }
 

@@ -362,8 +362,7 @@ class Table final : public HybridTable {
       for (int r = 0; r < comm.size(); ++r) {
         const auto i = static_cast<std::size_t>(r);
         const auto count = static_cast<std::size_t>(flow->recv_counts[i]);
-        const std::vector<std::int32_t> at =
-            places_of(std::span<const std::int32_t>(flow->rows[i]), all);
+        const std::vector<std::int32_t> at = places_of(std::span<const std::int32_t>(flow->rows[i]), all);
         place_rows(from.first(count), columns_of(r), at, std::span<T>(s->rows));
         from = from.subspan(count);
       }
@@ -538,8 +537,8 @@ class Table final : public HybridTable {
   }
 
   double update_rows(const Comm& comm, const Step& s, const Part& part) {
-    optimizer_.update_rows(parameter_, std::span<T>(values_), std::span<const T>(part.sum),
-                           {part.at, width_}, s.at);
+    optimizer_.update_rows(parameter_, std::span<T>(values_), std::span<const T>(part.sum), {part.at, width_},
+                           s.at);
     const auto streams = static_cast<double>(1 + moments_of(optimizer_.options()).size());
     return comm.kernels().fold(dtype_of<T>()) * streams * static_cast<double>(part.sum.size() * sizeof(T));
   }

@@ -198,6 +198,8 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
   submission->submitted = executor_.now();
   if (!options.local) identities_->enter(*submission);
   submission->keep = submission;
+  // From here on, so that nothing starts between an announcement's release and the engine's taking note.
+  if (options.holds) scheduler_->announcements().begin(predicted);
   Ticket ticket(submission);
   executor_.post(submission->accept);
   return ticket;
@@ -256,10 +258,7 @@ void Engine::accept(std::shared_ptr<Submission> submission) {
   s.started = s.operation.started = executor_.now();
   s.position = running_.size();
   running_.push_back(std::move(submission));
-  if (s.holds) {
-    scheduler_->announcements().begin(s.predicted);
-    scheduler_->look_at_hold();
-  }
+  if (s.holds) scheduler_->look_at_hold();
   if (failure_ || closed_) {
     finish(s, failure_ ? failure_
                        : std::make_exception_ptr(

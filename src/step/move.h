@@ -41,6 +41,7 @@ struct Exchange {
   int peer = -1;                 // of a send or receive: rank in the world
   std::string codec;             // as both sides must have it
   bool at_installation = false;  // started once, before the first step: it is only awaited
+  double predicted_seconds = 0;  // of one that is announced, where it can be told: held traffic ages later
   std::vector<TensorName> reads, writes;
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "step/move.h"
 #include "weft/comm.h"
 #include "weft/engine.h"
 #include "weft/transport.h"
@@ -29,13 +30,16 @@ struct PlanRow {
   std::string why;
 };
 
-// Of everything in the rows, and of `options`: whatever else affects results.
-std::uint64_t hash_of(std::span<const PlanRow> rows, std::span<const std::uint64_t> options);
+// Of everything in the rows, of the exchanges, and of `options`: whatever else affects results.
+std::uint64_t hash_of(std::span<const PlanRow> rows, std::span<const Exchange> exchanges,
+                      std::span<const std::uint64_t> options);
 inline std::uint64_t hash_part(double value) { return std::bit_cast<std::uint64_t>(value); }
 
 // Compares `hash` between the ranks of a group. The ticket fails with a mismatch that names a rank where
-// they differ; `what`: "plan of buckets (names, lengths or options)".
+// they differ; `what`: "plan of buckets (names, lengths or options)". `wishes` (none: nothing) has this
+// rank's, and all ranks' when the ticket is done: what they need not agree on, but all must know.
+using Wishes = std::shared_ptr<std::vector<std::int64_t>>;
 Ticket compare_plans(Engine& engine, const Comm& group, const SubmitOptions& submit, std::uint64_t hash,
-                     std::string what);
+                     std::string what, std::int64_t wish = 0, const Wishes& wishes = nullptr);
 
 }  // namespace weft

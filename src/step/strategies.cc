@@ -30,7 +30,7 @@ Strategies::~Strategies() = default;
 
 std::uint32_t Strategies::next_slot(const Comm& group) const {
   const auto found = taken_slots_.find(group.group_id());
-  const std::uint32_t own = group.group_id() == world_.group_id() ? kNumOwn : 0;
+  const std::uint32_t own = group.group_id() == world_.group_id() ? kNumOwn : 1;  // 1: its comparison
   return options_.first_slot + own + (found == taken_slots_.end() ? 0 : found->second);
 }
 
@@ -42,6 +42,7 @@ void Strategies::take(std::unique_ptr<Strategy> strategy) {
 
 void Strategies::install() {
   takes_.assign(shape_.parameters.size(), {});
+  parameter_of_.resize(strategies_.size());
   for (std::size_t s = 0; s < strategies_.size(); ++s) {
     const std::vector<std::string> names = strategies_[s]->gradients();
     for (std::size_t i = 0; i < names.size(); ++i) {
@@ -51,6 +52,7 @@ void Strategies::install() {
       Place& place = takes_[static_cast<std::size_t>(found - shape_.parameters.begin())];
       if (place.strategy >= 0) refuse("two strategies take the gradient of '" + names[i] + "'");
       place = {static_cast<int>(s), static_cast<int>(i)};
+      parameter_of_[s].push_back(static_cast<int>(found - shape_.parameters.begin()));
     }
     if (strategies_[s]->group().size() != world_.size()) world_verdict_ = true;
   }
@@ -69,12 +71,40 @@ void Strategies::install() {
   // Where updates go ahead, a shard that is not finite has ended the job before there is a verdict.
   for (const auto& s : strategies_) world_verdict_ |= s->has_shards() && !why_updates_wait_.empty();
   list_exchanges();
+  compare();
+}
+
+// Each group for itself; in that of the world the ranks also tell each other who needs a verdict of all.
+void Strategies::compare() {
   const std::uint64_t parts[] = {hash_part(options_.clip_norm),       options_.skip_not_finite ? 1U : 0U,
                                  options_.tokens ? 1U : 0U,           options_.lookahead ? 1U : 0U,
                                  why_updates_wait_.empty() ? 0U : 1U, options_.compared};
-  const SubmitOptions submit{.name = kNames[kPlan], .slot = options_.first_slot + kPlan};
-  comparison_ = compare_plans(engine_, world_, submit, hash_of({}, parts),
-                              "plan of the step (clipping, skipping, lookahead or not_finite)");
+  const SubmitOptions submit{
+      .name = kNames[kPlan], .traffic = TrafficClass::prior, .slot = options_.first_slot + kPlan};
+  const auto hash_of_group = [&](std::uint64_t group) {
+    std::vector<PlanRow> rows;
+    std::vector<Exchange> exchanges;
+    for (const auto& s : strategies_) {
+      if (s->group().group_id() != group) continue;
+      const std::vector<PlanRow> more = s->rows();
+      rows.insert(rows.end(), more.begin(), more.end());
+    }
+    std::ranges::copy_if(exchanges_, std::back_inserter(exchanges),
+                         [group](const Exchange& e) { return e.group == group; });
+    return hash_of(rows, exchanges, parts);
+  };
+  constexpr const char* kWhat =
+      "plan of the step (tensors, schemes, divisors, exchanges, clipping, skipping, lookahead or not_finite)";
+  verdict_wishes_ = std::make_shared<std::vector<std::int64_t>>();
+  comparison_ = compare_plans(engine_, world_, submit, hash_of_group(world_.group_id()), kWhat,
+                              world_verdict_ ? 1 : 0, verdict_wishes_);
+  for (std::size_t e = 0; e < exchanges_.size(); ++e) {
+    if (exchanges_[e].name != kNames[kPlan] || e == kPlan) continue;
+    const auto with = std::ranges::find_if(
+        strategies_, [&](const auto& s) { return s->group().group_id() == exchanges_[e].group; });
+    group_comparisons_[static_cast<int>(e)] =
+        compare_plans(engine_, (*with)->group(), submit, hash_of_group(exchanges_[e].group), kWhat);
+  }
 }
 
 void Strategies::list_exchanges() {
@@ -93,6 +123,14 @@ void Strategies::list_exchanges() {
       exchanges_.push_back(more[e]);
       owner_.push_back({static_cast<int>(s), static_cast<int>(e)});
     }
+  }
+  for (const auto& [group, slots] : taken_slots_) {
+    if (group == world_.group_id()) continue;
+    exchanges_.push_back({.name = kNames[kPlan],
+                          .traffic = TrafficClass::prior,
+                          .group = group,
+                          .slot = options_.first_slot + kPlan,
+                          .at_installation = true});
   }
 }
 
@@ -131,7 +169,10 @@ void Strategies::weave_own(Weaver& weaver) const {
   const int last_block = shape_.num_blocks() - 1;
   const int last_part = static_cast<int>(shape_.blocks.back().parts.size()) - 1;
   const auto forward_end = [&](int m) { return Piece{Work::forward, last_block, last_part, m}; };
-  if (phase == Phase::first) weaver.at_begin(wait_of(kPlan, 0));
+  if (phase == Phase::first) {
+    weaver.at_begin(wait_of(kPlan, 0));
+    for (const auto& [exchange, ticket] : group_comparisons_) weaver.at_begin(wait_of(exchange, 0));
+  }
   if (options_.tokens) {
     const int step =
         phase == Phase::settle ? -1 : 0;  // a settled step's loss comes with the next one's tokens
@@ -253,8 +294,10 @@ void Strategies::computed(const Piece& piece) {
 
 // Gradient traffic gives way from here on, until the announced exchange has started.
 void Strategies::announce(int exchange) {
-  announced_[static_cast<std::size_t>(exchange)] = true;
-  engine_.hold();
+  const auto at = static_cast<std::size_t>(exchange);
+  if (announced_[at]) return;
+  announced_[at] = true;
+  engine_.hold(exchanges_[at].predicted_seconds);
 }
 
 void Strategies::start(const Move& move, TensorSource& tensors) {
@@ -279,11 +322,15 @@ Ticket Strategies::ticket(const Move& wait) const {
     default:
       break;
   }
+  if (const auto group = group_comparisons_.find(wait.exchange); group != group_comparisons_.end())
+    return group->second;
   const Place& place = owner_[static_cast<std::size_t>(wait.exchange - kNumOwn)];
   return at(place.strategy).ticket(place.local, wait.offset);
 }
 
 void Strategies::waited(const Move& wait) {
+  if (wait.exchange == kPlan)
+    world_verdict_ = std::ranges::any_of(*verdict_wishes_, [](std::int64_t wish) { return wish != 0; });
   if (wait.exchange == kBatch) batch_agreed();
   if (wait.exchange == kVerdict) take_verdict();
 }
@@ -339,13 +386,16 @@ void Strategies::batch_agreed() {
 
 void Strategies::start_verdict() {
   StepResult all{.committed = true, .step = 0, .bad = {}, .text = {}};
-  for (const auto& s : strategies_) {
-    StepResult one = s->verdict();
+  for (std::size_t s = 0; s < strategies_.size(); ++s) {
+    const StepResult one = strategies_[s]->verdict();
     all.step = one.step;
     if (one.committed) continue;
     all.committed = false;
     all.text += (all.text.empty() ? "" : "; ") + one.text;
-    all.bad.insert(all.bad.end(), one.bad.begin(), one.bad.end());
+    for (StepResult::Bad bad : one.bad) {
+      bad.parameter = parameter_of_[s][static_cast<std::size_t>(bad.parameter)];
+      all.bad.push_back(bad);
+    }
   }
   double squares = 0;
   if (options_.clip_norm > 0 && all.committed) {
@@ -410,6 +460,7 @@ bool Strategies::used(int parameter) const {
 
 std::vector<Ticket> Strategies::tickets() const {
   std::vector<Ticket> out{comparison_, batch_ticket_, verdict_ticket_};
+  for (const auto& [exchange, ticket] : group_comparisons_) out.push_back(ticket);
   for (const Place& place : owner_) {
     for (const int offset : {-1, 0, 1}) out.push_back(at(place.strategy).ticket(place.local, offset));
   }

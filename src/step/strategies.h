@@ -8,10 +8,11 @@
 //   walker.walk(all.tables(micro_batches).settle);
 //
 // Slots: an exchange's identity has its group and its slot, so the slots of one group are dealt one after
-// the other; every member of a group adds the strategies of that group in the same order.
+// the other; every member of a group adds the strategies of that group in the same order. At installation the
+// members of each group compare what they have planned for it: rows and exchanges.
 //
-// One step happens on all ranks of the world or on none. Where every strategy's group is the world, each rank
-// knows the verdict from the results themselves; else the ranks exchange what their groups found, in one
+// One step happens on all ranks of the world or on none. Where every strategy of every rank has the world as
+// its group, each rank knows the verdict from the results themselves; else the ranks exchange what their groups found, in one
 // short operation that also carries the squared lengths: a tensor that several ranks hold is answered for by
 // the first of its group, so that the norm counts every element once.
 //
@@ -135,6 +136,7 @@ class Strategies {
 
   void take(std::unique_ptr<Strategy> strategy);
   void list_exchanges();
+  void compare();
   Tables make_tables(int micro_batches) const;
   std::vector<Piece> order_of(Phase phase, int micro_batches) const;
   void weave_own(Weaver& weaver) const;
@@ -153,12 +155,15 @@ class Strategies {
   std::vector<std::unique_ptr<Strategy>> strategies_;
   std::map<std::uint64_t, std::uint32_t> taken_slots_;  // by group id: how many
   std::string why_updates_wait_;
-  bool world_verdict_ = false;  // ranks have results that others have not
+  bool world_verdict_ = false;  // some rank has results that others have not
   std::vector<Exchange> exchanges_;
-  std::vector<Place> owner_;      // of each exchange behind the own ones
-  std::vector<Place> takes_;      // of each parameter
-  std::map<int, Tables> tables_;  // by micro-batches
+  std::vector<Place> owner_;                    // of each exchange behind the own ones
+  std::vector<Place> takes_;                    // of each parameter
+  std::map<int, Tables> tables_;                // by micro-batches
+  std::vector<std::vector<int>> parameter_of_;  // of each strategy's own numbers
   Ticket comparison_;
+  Wishes verdict_wishes_;                    // of all ranks: 1 where one needs the verdicts of others
+  std::map<int, Ticket> group_comparisons_;  // by exchange: of groups other than the world
 
   std::int64_t step_ = -1, step_before_ = -1;  // that is walked, or was walked last; and the one before it
   std::optional<std::int64_t> next_number_;

@@ -47,8 +47,8 @@ enum class BadKind : std::uint8_t { infinity = 1, nan = 2 };
 struct StepResult {
   using Kind = BadKind;
   struct Bad {
-    int parameter = 0;
-    int rank = 0;
+    int parameter = 0;  // of the strategy; of the model, where it comes from the list of strategies
+    int rank = 0;       // in the world
     Kind kind = Kind::nan;
   };
   bool committed = false;

@@ -534,14 +534,16 @@ TEST(Hybrid, StateMovesToAnotherNumberOfRanks) {
   const std::int64_t half = 9;
   const auto registered = [](Toy& toy, const Comm& comm) {
     const Peers peers{comm.rank(), comm.size()};
-    toy.strategies.state().add("model", {.rows = [&toy, peers] { return toy.hybrid->value_rows("model", "value", peers); },
-                                         .missing = {},
-                                         .commit = {},
-                                         .roll_back = {}});
-    toy.strategies.state().add("optimizer", {.rows = [&toy, peers] { return toy.hybrid->optimizer_rows(peers); },
-                                             .missing = {},
-                                             .commit = {},
-                                             .roll_back = {}});
+    toy.strategies.state().add(
+        "model", {.rows = [&toy, peers] { return toy.hybrid->value_rows("model", "value", peers); },
+                  .missing = {},
+                  .commit = {},
+                  .roll_back = {}});
+    toy.strategies.state().add("optimizer",
+                               {.rows = [&toy, peers] { return toy.hybrid->optimizer_rows(peers); },
+                                .missing = {},
+                                .commit = {},
+                                .roll_back = {}});
   };
   for (const TableCut cut : {TableCut::columns, TableCut::none}) {
     std::vector<StateSnapshot> saved(4);
