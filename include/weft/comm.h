@@ -11,27 +11,26 @@
 //   }
 #pragma once
 
-#include <atomic>
+#include <coroutine>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "weft/arena.h"
+#include "weft/clock.h"
 #include "weft/dtype.h"
 #include "weft/function_ref.h"
 #include "weft/kernel_costs.h"
 #include "weft/task.h"
-#include "weft/transport.h"
 
 namespace weft {
 
-class SimWorkers;
+class Endpoint;  // what the Comms of one rank share
+class Wait;
 
 // Cost of a hop, measured or given, the same on all ranks (rank 0's values): what algorithm choice and
 // micro-ops go by.
@@ -41,153 +40,77 @@ struct LinkCost {
   double fold_seconds_per_byte = 1.0 / 4e9;
 };
 
-// A posted send or receive. Move-only. Destroying one that is not done cancels it.
-class Transfer {
+// What a coroutine awaits of its operation. Move-only.
+class Pending {
  public:
-  Transfer() = default;
-  explicit Transfer(TransferRecord* record, Arena* arena, std::size_t bytes)
-      : record_(record), arena_(arena), record_bytes_(bytes) {}
-  Transfer(Transfer&& other) noexcept
+  Pending() = default;
+  Pending(Wait* record, Arena& arena, std::size_t record_bytes)
+      : record_(record), arena_(&arena), record_bytes_(record_bytes) {}
+  Pending(Pending&& other) noexcept
       : record_(std::exchange(other.record_, nullptr)),
         arena_(other.arena_),
         record_bytes_(other.record_bytes_) {}
-  Transfer& operator=(Transfer&& other) noexcept {
+  Pending& operator=(Pending&& other) noexcept {
     std::swap(record_, other.record_);
     std::swap(arena_, other.arena_);
     std::swap(record_bytes_, other.record_bytes_);
     return *this;
   }
-  ~Transfer();
+  ~Pending();
 
-  bool done() const { return record_ == nullptr || record_->done; }
-  // What a receive without a buffer got. REQUIRES: done, made by Comm::recv_any.
-  Buffer take();
+  bool done() const;
 
   bool await_ready() const noexcept { return done(); }
-  void await_suspend(std::coroutine_handle<> waiter) noexcept { record_->waiter = waiter; }
-  void await_resume() const {
-    if (record_ != nullptr && record_->error) std::rethrow_exception(record_->error);
-  }
+  void await_suspend(std::coroutine_handle<> waiter) noexcept;
+  void await_resume() const;
+
+ protected:
+  Wait* record_ = nullptr;  // in the arena; null: nothing to wait for
 
  private:
-  TransferRecord* record_ = nullptr;
   Arena* arena_ = nullptr;
   std::size_t record_bytes_ = 0;
 };
 
-// A group as one rank holds it.
-struct Group {
-  std::uint64_t id = 0;
-  std::vector<int> members;  // world rank of each group rank
-  int rank = 0;              // of this process in the group
-  std::atomic<std::uint32_t> next_unnamed{0};
-};
-
-// What the Comms of one rank share: its transport, executor, memory and groups. Owned by the engine (or a
-// test).
-class Endpoint {
+// A posted send or receive. Destroying one that is not done cancels it.
+class Transfer : public Pending {
  public:
-  Endpoint(Transport& transport, Executor& executor, WorkerPool* pool);
-  Endpoint(const Endpoint&) = delete;
-  Endpoint& operator=(const Endpoint&) = delete;
-
-  Transport& transport() const { return transport_; }
-  Executor& executor() const { return executor_; }
-  WorkerPool* pool() const { return pool_; }
-
-  // Largest message that gradient traffic may send in one piece; equal on all ranks.
-  std::size_t micro_op_bytes() const { return micro_op_bytes_; }
-  void set_micro_op_bytes(std::size_t bytes) { micro_op_bytes_ = bytes; }
-  const LinkCost& cost() const { return cost_; }
-  void set_cost(const LinkCost& cost) { cost_ = cost; }
-  const KernelCosts& kernels() const { return kernels_; }
-  void set_kernels(const KernelCosts& kernels) { kernels_ = kernels; }
-  // Who computes for this rank in virtual time; null: whoever computes is free at once.
-  SimWorkers* sim_workers() const { return sim_workers_; }
-  void set_sim_workers(SimWorkers* workers) { sim_workers_ = workers; }
-
-  std::shared_ptr<Group> world() const { return world_; }
-  // The group of these world ranks (this rank among them). The same id gives the same object, so that the
-  // numbers of unnamed operations go on.
-  std::shared_ptr<Group> group(std::uint64_t id, std::vector<int> members);
-
- private:
-  Transport& transport_;
-  Executor& executor_;
-  WorkerPool* pool_;
-  std::size_t micro_op_bytes_ = std::size_t{1} << 20;
-  LinkCost cost_;
-  KernelCosts kernels_;
-  SimWorkers* sim_workers_ = nullptr;
-  std::shared_ptr<Group> world_;
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<Group>> groups_;
+  using Pending::Pending;
+  // What a receive without a buffer got. REQUIRES: done, made by Comm::recv_any.
+  Buffer take();
 };
 
 // Waits for a point in time on the operation's clock.
-class Sleep final : public Wait {
+class Sleep : public Pending {
  public:
-  Sleep(Operation& op, Time until);
-  bool abandon() noexcept override { return true; }
-  bool is_progress() const override { return false; }
-  bool await_ready() const noexcept { return done; }
-  void await_suspend(std::coroutine_handle<> h) noexcept { waiter = h; }
-  void await_resume() const {
-    if (error) std::rethrow_exception(error);
-  }
-
- private:
-  struct Alarm : Timer {
-    Alarm(Sleep& s, Fire fire) : Timer(fire), sleep(s) {}
-    Sleep& sleep;
-  };
-  Alarm alarm_;
+  using Pending::Pending;
 };
 
 // Runs `work` on the worker pool (inline where there is none) and goes on when it has ended. In virtual time
 // it runs inline and takes a worker for the seconds that it returns, which are then the operation's
-// computed_seconds.
-class Compute final : public Wait {
+// computed_seconds. Begins when it is awaited.
+class Compute : public Pending {
  public:
-  Compute(Operation& op, SimWorkers* workers, FunctionRef<double()> work);
-  bool abandon() noexcept override { return alarm_.armed(); }
+  using Pending::Pending;
   bool await_ready() noexcept;
-  void await_suspend(std::coroutine_handle<> h) noexcept;
-  void await_resume() const;
-
- private:
-  struct Done : Remote {
-    Compute* compute = nullptr;
-  };
-  struct Alarm : Timer {
-    Alarm(Compute& c, Fire fire) : Timer(fire), compute(c) {}
-    Compute& compute;
-  };
-  void work() noexcept;
-
-  SimWorkers* workers_;
-  FunctionRef<double()> work_;
-  double simulated_seconds_ = 0;
-  double computed_seconds_ = 0;
-  Done remote_;
-  Alarm alarm_;
-  std::exception_ptr thrown_;
+  void await_suspend(std::coroutine_handle<> waiter) noexcept;
 };
 
 class Comm {
  public:
-  Comm() = default;
-  Comm(Endpoint& endpoint, std::shared_ptr<Group> group, Operation* operation = nullptr,
-       std::uint32_t hop_base = 0)
-      : endpoint_(&endpoint), group_(std::move(group)), operation_(operation), hop_base_(hop_base) {}
+  struct Group;
 
-  int rank() const { return group_->rank; }
-  int size() const { return static_cast<int>(group_->members.size()); }
+  Comm() = default;
+  explicit Comm(std::shared_ptr<Group> group, Operation* operation = nullptr, std::uint32_t hop_base = 0)
+      : group_(std::move(group)), operation_(operation), hop_base_(hop_base) {}
+
+  int rank() const;
+  int size() const;
   int after(int gap) const { return static_cast<int>((static_cast<std::int64_t>(rank()) + gap) % size()); }
   int before(int gap) const {
     return static_cast<int>((static_cast<std::int64_t>(rank()) - gap % size() + size()) % size());
   }
-  int world_rank(int group_rank) const { return group_->members[static_cast<std::size_t>(group_rank)]; }
+  int world_rank(int group_rank) const;
 
   // Posts at once; hop is the round of the algorithm. REQUIRES: an operation's Comm; peer in the group;
   // memory as in weft/transport.h.
@@ -233,46 +156,40 @@ class Comm {
   Sleep charge(double seconds) const;
 
   // The same operation with its hops counted from `base` on: for an algorithm that is made of two.
-  Comm hops_from(std::uint32_t base) const { return {*endpoint_, group_, operation_, hop_base_ + base}; }
+  Comm hops_from(std::uint32_t base) const { return Comm(group_, operation_, hop_base_ + base); }
   // These ranks of this group, in that order, as a group of their own; for use inside the same operation or
   // as a group for new operations. All its members call it with the same arguments, at any time and in any
   // order: nothing is sent. `label` tells apart groups of equal members. Any thread.
   Comm subgroup(const std::vector<int>& ranks, std::uint32_t label = 0) const;
   // This group bound to an operation.
-  Comm bound(Operation& operation) const { return {*endpoint_, group_, &operation, 0}; }
+  Comm bound(Operation& operation) const { return Comm(group_, &operation); }
   // Number of the next operation without a plan row; the same on all ranks because they call in the same
   // order.
-  std::uint32_t next_unnamed_slot() const {
-    return kUnnamed | (group_->next_unnamed.fetch_add(1) & ~kUnnamed);
-  }
+  std::uint32_t next_unnamed_slot() const;
 
   Buffer buffer(std::size_t bytes) const { return {arena(), bytes}; }
-  Arena& arena() const { return endpoint_->executor().arena(); }
-  Time now() const { return endpoint_->executor().now(); }
-  std::size_t micro_op_bytes() const { return endpoint_->micro_op_bytes(); }
-  const LinkCost& cost() const { return endpoint_->cost(); }
-  const KernelCosts& kernels() const { return endpoint_->kernels(); }
-  std::uint64_t group_id() const { return group_->id; }
-  Endpoint& endpoint() const { return *endpoint_; }
+  Arena& arena() const;
+  Time now() const;
+  std::size_t micro_op_bytes() const;  // longest message of gradient traffic, where an algorithm may cut
+  const LinkCost& cost() const;
+  const KernelCosts& kernels() const;
+  std::uint64_t bytes_sent() const;  // payload of this rank in this operation, so far
+  std::uint64_t group_id() const;
+  Endpoint& endpoint() const;
   Operation& operation() const { return *operation_; }
-  bool valid() const { return endpoint_ != nullptr; }
+  bool valid() const { return group_ != nullptr; }
   bool is_bound() const { return operation_ != nullptr; }
   // Declares what this operation is; a peer that declares something else gets a mismatch error instead of
   // wrong data.
-  void declare(std::uint32_t fingerprint) const {
-    operation_->fingerprint = fingerprint;
-    if (operation_->opening == 0) operation_->opening = fingerprint;
-  }
+  void declare(std::uint32_t fingerprint) const;
 
  private:
-  Identity identity(std::uint32_t hop) const {
-    return {group_->id, operation_->slot, operation_->step, hop_base_ + hop};
-  }
+  template <class Record>
+  Record* record_to(int peer, std::uint32_t hop) const;
   void check_bound() const;
   void check(int peer) const;
   Compute compute_priced(FunctionRef<double()> work) const;
 
-  Endpoint* endpoint_ = nullptr;
   std::shared_ptr<Group> group_;
   Operation* operation_ = nullptr;
   std::uint32_t hop_base_ = 0;

@@ -1,7 +1,7 @@
 // The engine of one rank: runs any number of operations at once on one thread, most urgent traffic first.
 //
 // It is a single-threaded object with its transport's clock (poll, next_deadline). On real transports a
-// CommunicationThread drives it; in `sim` the event loop drives the very same object. submit(), hold(),
+// communication thread drives it; in `sim` the event loop drives the very same object. submit(), hold(),
 // release() and tickets may be used from any thread.
 //
 //   Ticket ticket = engine.submit(comm, {.name = "gradients of layer 3", .slot = 3, .step = step},
@@ -28,17 +28,15 @@
 //     closes the transport with it, so that the peers stop too
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
+#include <coroutine>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <string>
 #include <string_view>
-#include <thread>
-#include <vector>
+#include <utility>
 
 #include "weft/comm.h"
 #include "weft/inline_function.h"
@@ -49,6 +47,8 @@
 namespace weft {
 
 class Log;
+class Transport;
+class WorkerPool;
 
 struct EngineOptions {
   // affects results: nothing
@@ -117,8 +117,6 @@ class Ticket {
   std::shared_ptr<detail::Submission> submission_;
 };
 
-class Scheduler;
-
 class Engine final : public Pollable {
  public:
   using Make = InlineFunction<Task<void>(Comm)>;
@@ -146,7 +144,7 @@ class Engine final : public Pollable {
   void release();
 
   // Any thread. Time on the engine's clock.
-  Time now() const { return executor_.now(); }
+  Time now() const;
   // Any thread. Adds a span (computing, waiting) that ends now to the trace, where there is one.
   void note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started);
 
@@ -158,65 +156,16 @@ class Engine final : public Pollable {
   Time next_deadline() const override;
 
   // The engine's thread, or before it runs / after it has stopped.
-  Endpoint& endpoint() { return *endpoint_; }
-  Transport& transport() { return transport_; }
-  Executor& executor() { return executor_; }
-  const Arena& arena() const { return *arena_; }
-  std::exception_ptr failure() const { return failure_; }
-  std::size_t in_flight() const { return running_.size(); }
+  std::exception_ptr failure() const;
+  std::size_t in_flight() const;
   // Ends everything in flight with `cause`, then closes the transport with it. Goodbye without a cause if it
   // is null.
   void shut_down(std::exception_ptr cause) noexcept;
 
- private:
-  friend class Ticket;
-  friend struct detail::Submission;
-  void accept(std::shared_ptr<detail::Submission> submission);
-  void finish(detail::Submission& submission, std::exception_ptr error);
-  Time own_progress(const detail::Submission& submission, int depth = 0) const;
-  Time last_progress(const detail::Submission& submission) const;
-  Time deadline_of(const detail::Submission& submission) const;
-  void doubt(detail::Submission& submission);
-  void look_at_deadline(detail::Submission& submission);
-  void tell_log(const detail::Submission& submission, Time now) const;
-  void expired(detail::Submission& submission);
-  void fail(std::exception_ptr cause) noexcept;
-  void close_when_empty() noexcept;
-
-  Transport& transport_;
-  EngineOptions options_;
-  std::shared_ptr<Arena> arena_;
-  Executor executor_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<Endpoint> endpoint_;
-  struct Identities;
-  std::unique_ptr<Identities> identities_;  // of all that was submitted and has not ended
-  std::vector<std::shared_ptr<detail::Submission>> running_;
-  std::exception_ptr failure_;
-  bool closed_ = false;
-
-  struct Abandon : Remote {
-    Engine* engine = nullptr;
-    std::exception_ptr cause;
-  };
-  std::mutex abandon_mutex_;
-  Abandon abandon_;  // guarded by the mutex until it is posted
-};
-
-// Drives an engine on a thread of its own: polls while there is something to do, spins for about 20 us with
-// sched_yield, then sleeps in the transport until something arrives or the next deadline.
-class CommunicationThread {
- public:
-  explicit CommunicationThread(Engine& engine);
-  ~CommunicationThread();  // shuts the engine down
-  CommunicationThread(const CommunicationThread&) = delete;
-  CommunicationThread& operator=(const CommunicationThread&) = delete;
+  class Core;
 
  private:
-  void run();
-  Engine& engine_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  const std::unique_ptr<Core> core_;
 };
 
 // The await of a ticket: counts as waiting for it. In an operation it ends with the operation's failure.
@@ -225,6 +174,7 @@ class Ticket::Awaiter {
   enum class For : std::uint8_t { result, end };
   Awaiter(std::shared_ptr<detail::Submission> submission, For what)
       : submission_(std::move(submission)), for_(what) {}
+  ~Awaiter();
   Awaiter(const Awaiter&) = delete;
   Awaiter& operator=(const Awaiter&) = delete;
   bool await_ready() const noexcept;
@@ -234,29 +184,14 @@ class Ticket::Awaiter {
   }
   void await_resume() const;
 
+  struct Record;
+
  private:
-  friend class Engine;
-  // As the operation that awaits sees it.
-  struct Link final : Wait {
-    Link(Operation& op, Awaiter& owner) : Wait(op), awaiter(owner) {}
-    bool abandon() noexcept override { return awaiter.withdraw(); }
-    bool is_progress() const override { return false; }  // unless the ticket's operation makes some
-    Awaiter& awaiter;
-  };
-  struct Resume : Remote {
-    Awaiter* awaiter = nullptr;
-  };
   bool enlist(std::coroutine_handle<> waiter, Executor& executor, Operation* operation);
-  bool withdraw() noexcept;  // false if the ticket has told of its end
-  void resume();
 
   std::shared_ptr<detail::Submission> submission_;
   For for_;
-  Resume resume_;
-  Executor* executor_ = nullptr;
-  std::coroutine_handle<> waiter_;
-  std::optional<Link> link_;
-  Awaiter* next_ = nullptr;
+  Record* record_ = nullptr;  // in the executor's arena, while it waits
 };
 
 }  // namespace weft

@@ -32,10 +32,10 @@
 #include <vector>
 
 #include "weft/arena.h"
-#include "weft/executor.h"
 
 namespace weft {
 
+class Executor;
 struct Operation;
 template <class T = void>
 class Task;
@@ -87,12 +87,14 @@ class PromiseBase {
       PromiseBase& promise = self.promise();
       if (promise.started_inline) return;  // the starter looks at done() itself
       if (promise.siblings != nullptr && --*promise.siblings > 0) return;
-      if (promise.continuation) promise.executor->ready(promise.continuation);
+      if (promise.continuation) promise.resume_later();
     }
     void await_resume() noexcept {}
   };
   Final final_suspend() noexcept { return {}; }
   void unhandled_exception() noexcept { error = std::current_exception(); }
+
+  void resume_later() noexcept;  // the continuation, through the executor
 
   Executor* executor = nullptr;
   Operation* operation = nullptr;  // that it is part of, where an engine runs it

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "weft/clock.h"
-#include "weft/transport.h"
+#include "weft/traffic.h"
 
 namespace weft {
 

@@ -1,8 +1,12 @@
-#include "weft/executor.h"
+#include "base/executor.h"
 
 #include <thread>
 
+#include "weft/task.h"
+
 namespace weft {
+
+void detail::PromiseBase::resume_later() noexcept { executor->ready(continuation); }
 
 Timer::~Timer() {
   if (executor_ != nullptr) executor_->disarm(*this);

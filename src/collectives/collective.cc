@@ -8,10 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/identity.h"
 #include "collectives/dense/finish.h"
 #include "collectives/dense/ring_pass.h"
 #include "collectives/pieces.h"
 #include "collectives/registry.h"
+#include "transports/endpoint.h"
 #include "weft/error.h"
 #include "wire/frame.h"
 
@@ -290,7 +292,7 @@ Task<Comm> split(Comm comm, int color, int key) {
   // The new group without this operation, which ends here.
   const std::uint64_t id = comm.subgroup(ranks).group_id();
   for (int& r : ranks) r = comm.world_rank(r);
-  co_return Comm(comm.endpoint(), comm.endpoint().group(id, ranks));
+  co_return Comm(comm.endpoint().group(id, ranks));
 }
 
 }  // namespace weft

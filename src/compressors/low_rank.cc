@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/identity.h"
 #include "kernels/select.h"
-#include "weft/identity.h"
 #include "weft/random.h"
 
 namespace weft {

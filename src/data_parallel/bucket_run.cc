@@ -72,11 +72,11 @@ Task<void> name_blamed(Comm comm, BucketRun* run) {
 }
 
 Task<void> sum_factors(Comm comm, BucketRun* run, std::span<float> data) {
-  const std::uint64_t before = comm.operation().bytes_sent;
+  const std::uint64_t before = comm.bytes_sent();
   const AllReduceOptions options{.algorithm = run->order};
   const Dense all(data);
   co_await all_reduce(comm, all, options);
-  run->result.contents().entry_bytes_sent += comm.operation().bytes_sent - before;
+  run->result.contents().entry_bytes_sent += comm.bytes_sent() - before;
 }
 
 }  // namespace
@@ -203,11 +203,11 @@ Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
     return spent;
   };
   co_await comm.compute(begin);
-  const std::uint64_t before = comm.operation().bytes_sent;
+  const std::uint64_t before = comm.bytes_sent();
   const Dense sum(run->memory<T>().all(run->bucket->count));
   Average<T> average(run->divisor, comm.kernels());
   co_await all_reduce_and_finish(comm, sum, &average);
-  run->result.contents().entry_bytes_sent = comm.operation().bytes_sent - before;
+  run->result.contents().entry_bytes_sent = comm.bytes_sent() - before;
   run->result.contents().finite = run->state->work().has_staged = average.finite();
   if (run->finite()) co_return;
   const Dense blamed(std::span<std::byte>{run->blamed});

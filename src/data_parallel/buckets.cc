@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/identity.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

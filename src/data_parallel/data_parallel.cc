@@ -5,11 +5,11 @@
 #include <cmath>
 #include <type_traits>
 
+#include "base/identity.h"
 #include "kernels/optimize.h"
 #include "kernels/select.h"
 #include "weft/collective.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "base/identity.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

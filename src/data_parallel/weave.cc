@@ -1,9 +1,9 @@
 // Data parallelism as a strategy of the step: its exchanges, its moves, its plan rows.
 #include <algorithm>
 
+#include "base/identity.h"
 #include "data_parallel/data_parallel.h"
 #include "data_parallel/formula.h"
-#include "weft/identity.h"
 
 namespace weft {
 

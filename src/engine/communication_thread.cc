@@ -1,7 +1,10 @@
+#include "engine/communication_thread.h"
+
 #include <pthread.h>
 #include <sched.h>
 
-#include "weft/engine.h"
+#include "transports/endpoint.h"
+#include "weft/transport.h"
 
 namespace weft {
 
@@ -14,18 +17,19 @@ constexpr Time kSpin = 20us;
 constexpr Time kCrowded = 100us, kCrowdedFor = 2s;
 }  // namespace
 
-CommunicationThread::CommunicationThread(Engine& engine) : engine_(engine), thread_([this] { run(); }) {}
+CommunicationThread::CommunicationThread(Engine& engine)
+    : engine_(engine), transport_(engine.world().endpoint().transport()), thread_([this] { run(); }) {}
 
 CommunicationThread::~CommunicationThread() {
   stop_.store(true, std::memory_order_release);
-  engine_.transport().wake();
+  transport_.wake();
   thread_.join();
   engine_.shut_down(nullptr);
 }
 
 void CommunicationThread::run() {
   pthread_setname_np(pthread_self(), "weft-comm");
-  const Clock& clock = engine_.transport().clock();
+  const Clock& clock = transport_.clock();
   Time last = clock.now();  // when something last happened; a wait that ends for nothing (as on mpi) is no
                             // reason to spin again
   Time spins_from = last;
@@ -40,7 +44,7 @@ void CommunicationThread::run() {
       const Time after = clock.now();
       if (after - now > kCrowded) spins_from = after + kCrowdedFor;
     } else if (const Time next = engine_.next_deadline(); next > now) {
-      engine_.transport().wait(next);
+      transport_.wait(next);
     }
   }
 }

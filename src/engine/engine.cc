@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
+#include "engine/core.h"
 #include "engine/scheduler.h"
 #include "engine/submission.h"
 #include "transports/match_table.h"
+#include "transports/records.h"
 #include "weft/error.h"
+#include "weft/transport.h"
 
 namespace weft {
 
@@ -135,7 +139,7 @@ std::string what_passed(const Submission& s, Time now) {
 }  // namespace
 
 // Submissions come from any thread and end on the engine's.
-struct Engine::Identities {
+struct Engine::Core::Identities {
   void enter(Submission& s) {
     const std::lock_guard lock(mutex);
     if (const Submission* other = table.front(s.key)) {
@@ -155,10 +159,10 @@ struct Engine::Identities {
 
 void Submission::somebody_waits() {
   operation.waited_for = true;
-  engine.scheduler_->look_again();
+  engine.scheduler().look_again();
 }
 
-Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* pool)
+Engine::Core::Core(Transport& transport, const EngineOptions& options, WorkerPool* pool)
     : transport_(transport),
       options_(options),
       arena_(std::make_shared<Arena>()),
@@ -174,11 +178,11 @@ Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* p
   executor_.set_wake([&transport] { transport.wake(); });
 }
 
-Engine::~Engine() { shut_down(nullptr); }
+Engine::Core::~Core() = default;
 
-Comm Engine::world() const { return {*endpoint_, endpoint_->world()}; }
+Comm Engine::Core::world() const { return Comm(endpoint_->world()); }
 
-Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make) {
+Ticket Engine::Core::submit(const Comm& comm, const SubmitOptions& options, Make make) {
   if (!comm.valid() || &comm.endpoint() != endpoint_.get()) {
     throw UsageError("submit: the Comm belongs to another engine");
   }
@@ -205,7 +209,7 @@ Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make)
   return ticket;
 }
 
-Ticket Engine::settled() {
+Ticket Engine::Core::settled() {
   // What it waits for has deadlines.
   const SubmitOptions options{.name = "settle", .local = true, .timeout = kNever};
   return submit(world(), options, [this](Comm comm) {
@@ -219,17 +223,17 @@ Ticket Engine::settled() {
   });
 }
 
-void Engine::hold(double predicted_seconds) {
+void Engine::Core::hold(double predicted_seconds) {
   scheduler_->announcements().begin(prediction(predicted_seconds, "hold"));
   transport_.wake();
 }
 
-void Engine::release() {
+void Engine::Core::release() {
   scheduler_->announcements().end();
   transport_.wake();
 }
 
-void Engine::note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started) {
+void Engine::Core::note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started) {
   if (options_.trace == nullptr) return;
   options_.trace->add({.kind = kind,
                        .name = std::string(name),
@@ -239,7 +243,7 @@ void Engine::note(TraceEvent::Kind kind, std::string_view name, std::uint32_t st
                        .finished = now()});
 }
 
-void Engine::abandon(std::exception_ptr cause) {
+void Engine::Core::abandon(std::exception_ptr cause) {
   const std::lock_guard lock(abandon_mutex_);
   if (abandon_.engine != nullptr) return;
   abandon_.engine = this;
@@ -251,7 +255,7 @@ void Engine::abandon(std::exception_ptr cause) {
   executor_.post(abandon_);
 }
 
-void Engine::accept(std::shared_ptr<Submission> submission) {
+void Engine::Core::accept(std::shared_ptr<Submission> submission) {
   Submission& s = *submission;
   s.operation.executor = &executor_;
   s.operation.pool = endpoint_->pool();
@@ -277,7 +281,7 @@ void Engine::accept(std::shared_ptr<Submission> submission) {
   run_root(executor_, s, [this](Submission& done, const std::exception_ptr& error) { finish(done, error); });
 }
 
-void Engine::finish(Submission& s, std::exception_ptr error) {
+void Engine::Core::finish(Submission& s, std::exception_ptr error) {
   std::swap(running_[s.position], running_.back());
   running_[s.position]->position = s.position;
   const std::shared_ptr<Submission> keep = std::move(running_.back());
@@ -305,7 +309,7 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
                          .holds = s.holds});
   }
   std::vector<std::function<void()>> continuations;
-  Ticket::Awaiter* awaiters = nullptr;
+  Ticket::Awaiter::Record* awaiters = nullptr;
   {
     const std::lock_guard lock(s.mutex);
     s.error = error;
@@ -315,9 +319,9 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
     s.changed.notify_all();
   }
   while (awaiters != nullptr) {
-    Ticket::Awaiter& awaiter = *awaiters;
-    awaiters = awaiter.next_;
-    awaiter.executor_->post(awaiter.resume_);
+    Ticket::Awaiter::Record& awaiter = *awaiters;
+    awaiters = awaiter.next_awaiter;
+    awaiter.executor.post(awaiter);
   }
   for (const std::function<void()>& f : continuations) {
     try {
@@ -330,15 +334,14 @@ void Engine::finish(Submission& s, std::exception_ptr error) {
 }
 
 // Of this rank's part of the operation.
-Time Engine::own_progress(const Submission& s, int depth) const {
+Time Engine::Core::own_progress(const Submission& s, int depth) const {
   Time last = std::max(s.started, s.operation.progressed);
   for (const Wait* wait = s.operation.first_pending(); wait != nullptr;
        wait = Operation::next_pending(*wait)) {
     if (const auto* send = dynamic_cast<const SendRecord*>(wait)) {
       if (send->schedule.stage == SendRecord::Stage::queued) last = std::max(last, scheduler_->last_start());
-    } else if (const auto* link = dynamic_cast<const Ticket::Awaiter::Link*>(wait)) {
-      const Submission& awaited =
-          *link->awaiter.submission_;  // another engine's is its own thread's business
+    } else if (const auto* link = dynamic_cast<const Ticket::Awaiter::Record::Link*>(wait)) {
+      const Submission& awaited = link->record.submission;  // another engine's is its own thread's business
       if (&awaited.engine == this && depth < kDeepest)
         last = std::max(last, own_progress(awaited, depth + 1));
     }
@@ -347,16 +350,16 @@ Time Engine::own_progress(const Submission& s, int depth) const {
 }
 
 // On any rank, as far as it is known here.
-Time Engine::last_progress(const Submission& s) const {
+Time Engine::Core::last_progress(const Submission& s) const {
   return std::max(own_progress(s), s.inquiry ? s.inquiry->progressed() : Time{0});
 }
 
-Time Engine::deadline_of(const Submission& s) const {
+Time Engine::Core::deadline_of(const Submission& s) const {
   return std::min(later(last_progress(s), s.timeout), later(s.started, s.time_limit));
 }
 
 // Tells the others how this rank stands, and looks at what they tell.
-void Engine::doubt(Submission& s) {
+void Engine::Core::doubt(Submission& s) {
   if (failure_) return;
   const Time now = executor_.now();
   if (!s.inquiry) s.inquiry.emplace(s.comm, s.operation);
@@ -376,7 +379,7 @@ void Engine::doubt(Submission& s) {
 }
 
 // A slow operation that moves is worth a line to those who ask; one that stands still, to everybody.
-void Engine::tell_log(const Submission& s, Time now) const {
+void Engine::Core::tell_log(const Submission& s, Time now) const {
   if (options_.log == nullptr) return;
   const bool moves = now - last_progress(s) < s.timeout / kTells;
   const LogLevel level = moves ? LogLevel::info : LogLevel::warning;
@@ -389,7 +392,7 @@ void Engine::tell_log(const Submission& s, Time now) const {
                  (silent.empty() ? "" : "; nothing heard of it from rank " + list_of(silent)));
 }
 
-void Engine::look_at_deadline(Submission& s) {
+void Engine::Core::look_at_deadline(Submission& s) {
   const Time now = executor_.now();
   if (s.inquiry) s.inquiry->listen(now);
   if (const Time due = deadline_of(s); due > now)
@@ -398,7 +401,7 @@ void Engine::look_at_deadline(Submission& s) {
     expired(s);
 }
 
-void Engine::expired(Submission& s) {
+void Engine::Core::expired(Submission& s) {
   if (s.inquiry) {
     if (std::exception_ptr disagreement = s.inquiry->disagreement()) {
       fail(std::move(disagreement));
@@ -419,7 +422,7 @@ void Engine::expired(Submission& s) {
   fail(std::make_exception_ptr(TimeoutError(peer, waited, what)));
 }
 
-void Engine::fail(std::exception_ptr cause) noexcept {
+void Engine::Core::fail(std::exception_ptr cause) noexcept {
   if (failure_) return;
   failure_ = std::move(cause);
   if (options_.log != nullptr && options_.log->enabled(LogLevel::info)) {
@@ -431,13 +434,13 @@ void Engine::fail(std::exception_ptr cause) noexcept {
 
 // Peers are told only when nothing of ours is in flight any more: their goodbye must not find us reading
 // their memory.
-void Engine::close_when_empty() noexcept {
+void Engine::Core::close_when_empty() noexcept {
   if (closed_ || !failure_ || !running_.empty()) return;
   closed_ = true;
   transport_.close(text_of(failure_));
 }
 
-void Engine::shut_down(std::exception_ptr cause) noexcept {
+void Engine::Core::shut_down(std::exception_ptr cause) noexcept {
   if (closed_) {
     while (executor_.run()) continue;
     return;
@@ -463,7 +466,7 @@ void Engine::shut_down(std::exception_ptr cause) noexcept {
   while (executor_.run()) continue;
 }
 
-bool Engine::poll() noexcept {
+bool Engine::Core::poll() noexcept {
   scheduler_->look_at_hold();  // before the transport moves more of what is to wait
   bool any = transport_.poll();
   if (!failure_ && !closed_) {
@@ -475,9 +478,31 @@ bool Engine::poll() noexcept {
   return any;
 }
 
-Time Engine::next_deadline() const {
+Time Engine::Core::next_deadline() const {
   if (!executor_.idle()) return Time{0};
   return std::min({transport_.next_event(), executor_.next_timer(), scheduler_->next_deadline()});
 }
+
+Engine::Engine(Transport& transport, const EngineOptions& options, WorkerPool* pool)
+    : core_(std::make_unique<Core>(transport, options, pool)) {}
+Engine::~Engine() { core_->shut_down(nullptr); }
+
+Comm Engine::world() const { return core_->world(); }
+Ticket Engine::submit(const Comm& comm, const SubmitOptions& options, Make make) {
+  return core_->submit(comm, options, std::move(make));
+}
+Ticket Engine::settled() { return core_->settled(); }
+void Engine::hold(double predicted_seconds) { core_->hold(predicted_seconds); }
+void Engine::release() { core_->release(); }
+Time Engine::now() const { return core_->now(); }
+void Engine::note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started) {
+  core_->note(kind, name, step, started);
+}
+void Engine::abandon(std::exception_ptr cause) { core_->abandon(std::move(cause)); }
+bool Engine::poll() noexcept { return core_->poll(); }
+Time Engine::next_deadline() const { return core_->next_deadline(); }
+std::exception_ptr Engine::failure() const { return core_->failure(); }
+std::size_t Engine::in_flight() const { return core_->in_flight(); }
+void Engine::shut_down(std::exception_ptr cause) noexcept { core_->shut_down(std::move(cause)); }
 
 }  // namespace weft

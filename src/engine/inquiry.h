@@ -16,6 +16,7 @@
 #include <exception>
 #include <vector>
 
+#include "transports/operation.h"
 #include "weft/comm.h"
 
 namespace weft {

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "transports/decorator.h"
+#include "transports/endpoint.h"
 #include "weft/engine.h"
-#include "weft/transport.h"
 
 namespace weft {
 

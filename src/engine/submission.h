@@ -1,17 +1,20 @@
 // One submitted operation: what its ticket shows and what the engine runs.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "engine/core.h"
 #include "engine/inquiry.h"
 #include "transports/match_key.h"
+#include "transports/operation.h"
 #include "weft/engine.h"
 
 namespace weft::detail {
@@ -34,7 +37,8 @@ struct ArenaAllocator {
 };
 
 struct Submission {
-  Submission(Engine& owner, const Comm& group_comm, const SubmitOptions& options, Engine::Make&& make_task)
+  Submission(Engine::Core& owner, const Comm& group_comm, const SubmitOptions& options,
+             Engine::Make&& make_task)
       : engine(owner), comm(group_comm), make(std::move(make_task)), deadline(*this), doubts(*this) {
     const std::size_t length = std::min(options.name.size(), name.size());
     std::copy_n(options.name.begin(), length, name.begin());
@@ -85,7 +89,7 @@ struct Submission {
 
   void somebody_waits();  // the engine's thread
 
-  Engine& engine;  // REQUIRES: not touched once done
+  Engine::Core& engine;  // REQUIRES: not touched once done
   Comm comm;
   Engine::Make make;
   Operation operation;
@@ -115,7 +119,30 @@ struct Submission {
   bool said_waiting = false;
   std::exception_ptr error;
   std::vector<std::function<void()>> continuations;
-  Ticket::Awaiter* awaiters = nullptr;
+  Ticket::Awaiter::Record* awaiters = nullptr;
 };
 
 }  // namespace weft::detail
+
+namespace weft {
+
+// A coroutine that awaits a ticket, in the ticket's list. Posted to its executor when the ticket is done.
+struct Ticket::Awaiter::Record final : Remote {
+  // As the operation that awaits sees it.
+  struct Link final : Wait {
+    Link(Operation& op, Record& owner) : Wait(op), record(owner) {}
+    bool abandon() noexcept override { return record.withdraw(); }
+    bool is_progress() const override { return false; }  // unless the ticket's operation makes some
+    Record& record;
+  };
+  Record(detail::Submission& awaited, Executor& runs_on, std::coroutine_handle<> coroutine);
+  bool withdraw() noexcept;  // false if the ticket has told of its end
+
+  detail::Submission& submission;
+  Executor& executor;
+  std::coroutine_handle<> waiter;
+  std::optional<Link> link;
+  Record* next_awaiter = nullptr;
+};
+
+}  // namespace weft

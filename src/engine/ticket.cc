@@ -1,6 +1,6 @@
+#include <new>
 #include <utility>
 
-#include "engine/scheduler.h"
 #include "engine/submission.h"
 #include "weft/engine.h"
 
@@ -14,7 +14,7 @@ void Ticket::wait() const {
   if (!s.done.load(std::memory_order_relaxed)) {
     if (!std::exchange(s.said_waiting, true)) {
       s.keep_waited = submission_;
-      s.engine.executor_.post(s.waited);
+      s.engine.executor().post(s.waited);
     }
     s.changed.wait(lock, [&s] { return s.done.load(std::memory_order_relaxed); });
   }
@@ -53,48 +53,58 @@ bool Ticket::Awaiter::enlist(std::coroutine_handle<> waiter, Executor& executor,
   detail::Submission& s = *submission_;
   const std::lock_guard lock(s.mutex);
   if (s.done.load(std::memory_order_relaxed)) return false;
+  record_ = new (executor.arena().allocate(sizeof(Record))) Record(s, executor, waiter);
   if (operation != nullptr && for_ == For::result) {
-    link_.emplace(*operation, *this);
+    record_->link.emplace(*operation, *record_);
     if (operation->failure) {
-      link_->complete(operation->failure);
+      record_->link->complete(operation->failure);
       return false;
     }
-    link_->waiter = waiter;
+    record_->link->waiter = waiter;
   }
-  waiter_ = waiter;
-  resume_.awaiter = this;
-  resume_.run = [](Remote& remote) { static_cast<Resume&>(remote).awaiter->resume(); };
-  executor_ = &executor;
-  next_ = s.awaiters;
-  s.awaiters = this;
+  record_->next_awaiter = s.awaiters;
+  s.awaiters = record_;
   if (!std::exchange(s.said_waiting, true)) {
     s.keep_waited = submission_;
-    s.engine.executor_.post(s.waited);
+    s.engine.executor().post(s.waited);
   }
   return true;
 }
 
-void Ticket::Awaiter::resume() {
-  if (link_)
-    link_->complete(link_->operation.failure);
-  else
-    waiter_.resume();
+void Ticket::Awaiter::await_resume() const {
+  if (for_ == For::end) return;
+  if (record_ != nullptr && record_->link && record_->link->error)
+    std::rethrow_exception(record_->link->error);
+  if (submission_->error) std::rethrow_exception(submission_->error);
 }
 
-bool Ticket::Awaiter::withdraw() noexcept {
-  const std::lock_guard lock(submission_->mutex);
-  for (Awaiter** at = &submission_->awaiters; *at != nullptr; at = &(*at)->next_) {
+Ticket::Awaiter::~Awaiter() {
+  if (record_ == nullptr) return;
+  Arena& arena = record_->executor.arena();
+  record_->~Record();
+  arena.deallocate(record_, sizeof(Record));
+}
+
+Ticket::Awaiter::Record::Record(detail::Submission& awaited, Executor& runs_on,
+                                std::coroutine_handle<> coroutine)
+    : submission(awaited), executor(runs_on), waiter(coroutine) {
+  run = [](Remote& remote) {
+    auto& self = static_cast<Record&>(remote);
+    if (self.link)
+      self.link->complete(self.link->operation.failure);
+    else
+      self.waiter.resume();
+  };
+}
+
+bool Ticket::Awaiter::Record::withdraw() noexcept {
+  const std::lock_guard lock(submission.mutex);
+  for (Record** at = &submission.awaiters; *at != nullptr; at = &(*at)->next_awaiter) {
     if (*at != this) continue;
-    *at = next_;
+    *at = next_awaiter;
     return true;
   }
   return false;
-}
-
-void Ticket::Awaiter::await_resume() const {
-  if (for_ == For::end) return;
-  if (link_ && link_->error) std::rethrow_exception(link_->error);
-  if (submission_->error) std::rethrow_exception(submission_->error);
 }
 
 }  // namespace weft

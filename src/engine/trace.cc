@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <string_view>
 
+#include "base/identity.h"
+
 namespace weft {
 
 namespace {

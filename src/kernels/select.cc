@@ -8,10 +8,10 @@
 #include <string>
 #include <thread>
 
+#include "base/identity.h"
 #include "kernels/radix.h"
 #include "kernels/scan.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

@@ -16,8 +16,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/identity.h"
 #include "patterns/blocks.h"
-#include "weft/identity.h"
 
 namespace weft {
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/statistics.h"
+#include "transports/endpoint.h"
 #include "workload/job_steps.h"
 #include "workload/step_parts.h"
 #include "world/sim_ranks.h"
@@ -68,7 +69,7 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     options.sim.link.ranks = simulation.ranks;
     SimRanks ranks(options);
     Engine& engine = ranks.engine(0);
-    if (emulation.planned_link) engine.endpoint().set_cost(*emulation.planned_link);
+    if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
     EmulatedStrategies strategies(engine, engine.world(), outline, emulation);
     out.rows = strategies.all.rows();
     out.shape = strategies.all.shape();

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "patterns/schedule.h"
-#include "weft/transport.h"
+#include "weft/traffic.h"
 
 namespace weft {
 

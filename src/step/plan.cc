@@ -3,9 +3,9 @@
 #include <bit>
 #include <string_view>
 
+#include "base/identity.h"
 #include "weft/collective.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

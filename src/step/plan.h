@@ -11,7 +11,7 @@
 #include "step/move.h"
 #include "weft/comm.h"
 #include "weft/engine.h"
-#include "weft/transport.h"
+#include "weft/traffic.h"
 
 namespace weft {
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "transports/endpoint.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -39,7 +40,9 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
 }
 
 Walker::Walker(Driver& driver, Strategies& strategies)
-    : driver_(driver), strategies_(strategies), executor_(arena_, strategies.engine().transport().clock()) {}
+    : driver_(driver),
+      strategies_(strategies),
+      executor_(arena_, strategies.engine().world().endpoint().transport().clock()) {}
 
 void Walker::begin(const Table& table) {
   if (walking()) throw UsageError("a step begins before the last one was walked to its end");

@@ -10,6 +10,7 @@
 // Every move leaves a span in the engine's trace: computing and waiting.
 #pragma once
 
+#include "base/executor.h"
 #include "step/strategies.h"
 #include "weft/task.h"
 

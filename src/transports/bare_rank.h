@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "transports/endpoint.h"
+#include "transports/operation.h"
 #include "weft/comm.h"
 #include "weft/pollable.h"
 #include "weft/task.h"
@@ -22,7 +24,7 @@ class BareRank final : public Pollable {
 
   Endpoint& endpoint() { return endpoint_; }
   Operation& operation() { return operation_; }
-  Comm comm() { return Comm(endpoint_, endpoint_.world()).bound(operation_); }
+  Comm comm() { return Comm(endpoint_.world()).bound(operation_); }
 
   // `make` is called once and must give the task; both live until the task is done.
   void start(std::function<Task<void>(Comm)> make, std::uint32_t slot = 0, std::uint32_t step = 0) {

@@ -5,7 +5,10 @@
 #include <numeric>
 #include <string>
 
+#include "base/thread_time.h"
+#include "base/worker_pool.h"
 #include "kernels/fold.h"
+#include "transports/endpoint.h"
 #include "transports/records.h"
 #include "transports/sim_workers.h"
 #include "weft/error.h"
@@ -14,11 +17,51 @@ namespace weft {
 
 namespace {
 
-// A record from the arena, as a Transfer that owns it.
-template <class Record>
-Record* make_record(Arena& arena, Transport& transport, Operation& operation, int peer, const Identity& id) {
-  return new (arena.allocate(sizeof(Record))) Record(transport, operation, peer, id);
-}
+class SleepRecord final : public Wait {
+ public:
+  explicit SleepRecord(Operation& op)
+      : Wait(op), alarm_(*this, [](Timer& timer) { static_cast<Alarm&>(timer).sleep.complete(); }) {}
+  void begin(Time until) { operation.executor->arm(alarm_, until); }
+  bool abandon() noexcept override { return true; }
+  bool is_progress() const override { return false; }
+
+ private:
+  struct Alarm : Timer {
+    Alarm(SleepRecord& s, Fire fire) : Timer(fire), sleep(s) {}
+    SleepRecord& sleep;
+  };
+  Alarm alarm_;
+};
+
+class ComputeRecord final : public Wait {
+ public:
+  ComputeRecord(Operation& op, SimWorkers* workers, FunctionRef<double()> work)
+      : Wait(op), workers_(workers), work_(work), alarm_(*this, [](Timer& timer) {
+          ComputeRecord& self = static_cast<Alarm&>(timer).compute;
+          self.complete(self.thrown_);
+        }) {}
+  bool abandon() noexcept override { return alarm_.armed(); }
+  bool ready() noexcept;
+  void begin(std::coroutine_handle<> h) noexcept;
+
+ private:
+  struct Done : Remote {
+    ComputeRecord* compute = nullptr;
+  };
+  struct Alarm : Timer {
+    Alarm(ComputeRecord& c, Fire fire) : Timer(fire), compute(c) {}
+    ComputeRecord& compute;
+  };
+  void work() noexcept;
+
+  SimWorkers* workers_;
+  FunctionRef<double()> work_;
+  double simulated_seconds_ = 0;
+  double computed_seconds_ = 0;
+  Done remote_;
+  Alarm alarm_;
+  std::exception_ptr thrown_;
+};
 
 // What Comm::recv_fold keeps in the record's context.
 struct FoldInto {
@@ -27,9 +70,54 @@ struct FoldInto {
 };
 static_assert(sizeof(FoldInto) <= sizeof(RecvRecord::context));
 
+void ComputeRecord::work() noexcept {
+  const bool simulated = operation.executor->simulated();
+  const double before = simulated ? 0 : thread_seconds();
+  try {
+    simulated_seconds_ = work_();
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
+  computed_seconds_ = simulated ? simulated_seconds_ : thread_seconds() - before;
+}
+
+bool ComputeRecord::ready() noexcept {
+  if (operation.failure) {
+    complete(operation.failure);
+    return true;
+  }
+  if (operation.pool != nullptr) return false;
+  work();
+  operation.computed_seconds += computed_seconds_;
+  if (operation.executor->simulated() && simulated_seconds_ > 0) return false;
+  complete(thrown_);
+  return true;
+}
+
+void ComputeRecord::begin(std::coroutine_handle<> h) noexcept {
+  waiter = h;
+  if (operation.pool == nullptr) {
+    const Time now = operation.executor->now();
+    operation.executor->arm(alarm_, workers_ != nullptr ? workers_->compute(now, simulated_seconds_)
+                                                        : now + from_seconds(simulated_seconds_));
+    return;
+  }
+  remote_.compute = this;
+  remote_.run = [](Remote& remote) {
+    ComputeRecord& self = *static_cast<Done&>(remote).compute;
+    self.operation.computed_seconds += self.computed_seconds_;
+    self.complete(self.thrown_ ? self.thrown_ : self.operation.failure);
+  };
+  operation.pool->submit(FunctionRef<void()>(this, [](void* target) {
+    ComputeRecord& self = *static_cast<ComputeRecord*>(target);
+    self.work();
+    self.operation.executor->post(self.remote_);  // from here on `self` may be gone
+  }));
+}
+
 template <class Record>
 Transfer posted(Comm const& comm, Record* record) {
-  Transfer transfer(record, &comm.arena(), sizeof(Record));
+  Transfer transfer(record, comm.arena(), sizeof(Record));
   Operation& operation = comm.operation();
   record->posted = comm.now();
   if (operation.failure)
@@ -41,17 +129,41 @@ Transfer posted(Comm const& comm, Record* record) {
 
 }  // namespace
 
+Pending::~Pending() {
+  if (record_ == nullptr) return;
+  if (!record_->done) record_->abandon();
+  record_->~Wait();
+  arena_->deallocate(record_, record_bytes_);
+}
+
+bool Pending::done() const { return record_ == nullptr || record_->done; }
+void Pending::await_suspend(std::coroutine_handle<> waiter) noexcept { record_->waiter = waiter; }
+void Pending::await_resume() const {
+  if (record_ != nullptr && record_->error) std::rethrow_exception(record_->error);
+}
+
+Buffer Transfer::take() {
+  await_resume();
+  return std::move(static_cast<RecvRecord*>(record_)->sink.kept);
+}
+
+bool Compute::await_ready() noexcept { return static_cast<ComputeRecord*>(record_)->ready(); }
+void Compute::await_suspend(std::coroutine_handle<> waiter) noexcept {
+  static_cast<ComputeRecord*>(record_)->begin(waiter);
+}
+
 Endpoint::Endpoint(Transport& transport, Executor& executor, WorkerPool* pool)
-    : transport_(transport), executor_(executor), pool_(pool), world_(std::make_shared<Group>()) {
+    : transport_(transport), executor_(executor), pool_(pool), world_(std::make_shared<Comm::Group>()) {
+  world_->endpoint = this;
   world_->members.resize(static_cast<std::size_t>(transport.size()));
   std::iota(world_->members.begin(), world_->members.end(), 0);
   world_->rank = transport.rank();
   groups_.emplace(world_->id, world_);
 }
 
-std::shared_ptr<Group> Endpoint::group(std::uint64_t id, std::vector<int> members) {
+std::shared_ptr<Comm::Group> Endpoint::group(std::uint64_t id, std::vector<int> members) {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<Group>& entry = groups_[id];
+  std::shared_ptr<Comm::Group>& entry = groups_[id];
   if (entry != nullptr) {
     if (entry->members != members) throw UsageError("two groups of different members got the same id");
     return entry;
@@ -62,11 +174,33 @@ std::shared_ptr<Group> Endpoint::group(std::uint64_t id, std::vector<int> member
     throw UsageError("rank " + std::to_string(transport_.rank()) +
                      " is not a member of the group it asks for");
   }
-  entry = std::make_shared<Group>();
+  entry = std::make_shared<Comm::Group>();
+  entry->endpoint = this;
   entry->id = id;
   entry->rank = static_cast<int>(self - members.begin());
   entry->members = std::move(members);
   return entry;
+}
+
+int Comm::rank() const { return group_->rank; }
+int Comm::size() const { return static_cast<int>(group_->members.size()); }
+int Comm::world_rank(int group_rank) const { return group_->members[static_cast<std::size_t>(group_rank)]; }
+std::uint64_t Comm::group_id() const { return group_->id; }
+std::uint32_t Comm::next_unnamed_slot() const {
+  return kUnnamed | (group_->next_unnamed.fetch_add(1) & ~kUnnamed);
+}
+
+Endpoint& Comm::endpoint() const { return *group_->endpoint; }
+Arena& Comm::arena() const { return endpoint().executor().arena(); }
+Time Comm::now() const { return endpoint().executor().now(); }
+std::size_t Comm::micro_op_bytes() const { return endpoint().micro_op_bytes(); }
+const LinkCost& Comm::cost() const { return endpoint().cost(); }
+const KernelCosts& Comm::kernels() const { return endpoint().kernels(); }
+
+std::uint64_t Comm::bytes_sent() const { return operation_->bytes_sent; }
+void Comm::declare(std::uint32_t fingerprint) const {
+  operation_->fingerprint = fingerprint;
+  if (operation_->opening == 0) operation_->opening = fingerprint;
 }
 
 void Comm::check_bound() const {
@@ -86,10 +220,17 @@ void Comm::check(int peer) const {
   }
 }
 
-Transfer Comm::send(int peer, std::uint32_t hop, std::span<const std::byte> payload, DType dtype) const {
+// From the arena.
+template <class Record>
+Record* Comm::record_to(int peer, std::uint32_t hop) const {
   check(peer);
-  auto* record =
-      make_record<SendRecord>(arena(), endpoint_->transport(), *operation_, world_rank(peer), identity(hop));
+  const Identity id{group_->id, operation_->slot, operation_->step, hop_base_ + hop};
+  return new (arena().allocate(sizeof(Record)))
+      Record(endpoint().transport(), *operation_, world_rank(peer), id);
+}
+
+Transfer Comm::send(int peer, std::uint32_t hop, std::span<const std::byte> payload, DType dtype) const {
+  auto* record = record_to<SendRecord>(peer, hop);
   record->payload = payload;
   record->dtype = dtype;
   operation_->bytes_sent += payload.size();
@@ -98,9 +239,7 @@ Transfer Comm::send(int peer, std::uint32_t hop, std::span<const std::byte> payl
 }
 
 Transfer Comm::recv(int peer, std::uint32_t hop, std::span<std::byte> into, DType dtype) const {
-  check(peer);
-  auto* record =
-      make_record<RecvRecord>(arena(), endpoint_->transport(), *operation_, world_rank(peer), identity(hop));
+  auto* record = record_to<RecvRecord>(peer, hop);
   record->sink.kind = Sink::Kind::into;
   record->sink.into = into;
   record->dtype = dtype;
@@ -108,9 +247,7 @@ Transfer Comm::recv(int peer, std::uint32_t hop, std::span<std::byte> into, DTyp
 }
 
 Transfer Comm::recv_fold(int peer, std::uint32_t hop, const Dense& into, Reduction reduction) const {
-  check(peer);
-  auto* record =
-      make_record<RecvRecord>(arena(), endpoint_->transport(), *operation_, world_rank(peer), identity(hop));
+  auto* record = record_to<RecvRecord>(peer, hop);
   auto* fold = new (record->context.data()) FoldInto{into, reduction};
   record->sink.kind = Sink::Kind::consume;
   record->sink.limit = into.size_bytes();
@@ -133,9 +270,7 @@ Transfer Comm::recv_fold(int peer, std::uint32_t hop, const Dense& into, Reducti
 Transfer Comm::recv_with(int peer, std::uint32_t hop, std::size_t limit,
                          FunctionRef<void(std::span<const std::byte>)> consume,
                          double seconds_per_byte) const {
-  check(peer);
-  auto* record =
-      make_record<RecvRecord>(arena(), endpoint_->transport(), *operation_, world_rank(peer), identity(hop));
+  auto* record = record_to<RecvRecord>(peer, hop);
   record->sink.kind = Sink::Kind::consume;
   record->sink.consume = consume;
   record->sink.limit = limit;
@@ -144,9 +279,7 @@ Transfer Comm::recv_with(int peer, std::uint32_t hop, std::size_t limit,
 }
 
 Transfer Comm::recv_any(int peer, std::uint32_t hop, std::size_t limit) const {
-  check(peer);
-  auto* record =
-      make_record<RecvRecord>(arena(), endpoint_->transport(), *operation_, world_rank(peer), identity(hop));
+  auto* record = record_to<RecvRecord>(peer, hop);
   record->sink.kind = Sink::Kind::keep;
   record->sink.limit = limit;
   return posted(*this, record);
@@ -154,21 +287,29 @@ Transfer Comm::recv_any(int peer, std::uint32_t hop, std::size_t limit) const {
 
 Sleep Comm::sleep_until(Time until) const {
   check_bound();
-  return Sleep(*operation_, until);
+  if (!operation_->failure && until <= now()) return {};
+  auto* record = new (arena().allocate(sizeof(SleepRecord))) SleepRecord(*operation_);
+  Sleep sleep(record, arena(), sizeof(SleepRecord));
+  if (operation_->failure)
+    record->complete(operation_->failure);
+  else
+    record->begin(until);
+  return sleep;
+}
+
+Sleep Comm::charge(double seconds) const {
+  const Executor& executor = endpoint().executor();
+  if (seconds <= 0 || !executor.simulated()) return sleep_until(Time{0});
+  SimWorkers* const workers = endpoint().sim_workers();
+  const Time now = executor.now();
+  return sleep_until(workers != nullptr ? workers->handle(now, seconds) : now + from_seconds(seconds));
 }
 
 Compute Comm::compute_priced(FunctionRef<double()> work) const {
   check_bound();
-  return Compute(*operation_, endpoint_->sim_workers(), work);
-}
-
-Sleep Comm::charge(double seconds) const {
-  check_bound();
-  const Executor& executor = endpoint_->executor();
-  if (seconds <= 0 || !executor.simulated()) return Sleep(*operation_, Time{0});
-  SimWorkers* const workers = endpoint_->sim_workers();
-  const Time now = executor.now();
-  return Sleep(*operation_, workers != nullptr ? workers->handle(now, seconds) : now + from_seconds(seconds));
+  auto* record = new (arena().allocate(sizeof(ComputeRecord)))
+      ComputeRecord(*operation_, endpoint().sim_workers(), work);
+  return {record, arena(), sizeof(ComputeRecord)};
 }
 
 Comm Comm::subgroup(const std::vector<int>& ranks, std::uint32_t label) const {
@@ -180,7 +321,7 @@ Comm Comm::subgroup(const std::vector<int>& ranks, std::uint32_t label) const {
     members.push_back(world_rank(r));
     id = mix(id ^ static_cast<std::uint64_t>(members.back()));
   }
-  return {*endpoint_, endpoint_->group(id, std::move(members)), operation_, hop_base_};
+  return Comm(endpoint().group(id, std::move(members)), operation_, hop_base_);
 }
 
 }  // namespace weft

@@ -6,8 +6,8 @@
 // O(1) a message, nothing is allocated per message.
 #pragma once
 
+#include "base/identity.h"
 #include "transports/match_table.h"
-#include "weft/identity.h"
 
 namespace weft {
 

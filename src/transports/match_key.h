@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "weft/identity.h"
+#include "base/identity.h"
 
 namespace weft {
 

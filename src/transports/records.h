@@ -8,6 +8,7 @@
 #include <span>
 
 #include "transports/match_key.h"
+#include "transports/operation.h"
 #include "weft/arena.h"
 #include "weft/dtype.h"
 #include "weft/function_ref.h"

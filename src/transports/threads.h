@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 
+#include "weft/arena.h"
 #include "weft/transport.h"
 #include "wire/frame.h"
 

@@ -8,8 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/identity.h"
 #include "weft/dtype.h"
-#include "weft/identity.h"
 
 namespace weft::wire {
 

@@ -8,6 +8,7 @@
 
 #include "base/thread_time.h"
 #include "data_parallel/formula.h"
+#include "transports/endpoint.h"
 #include "workload/step_parts.h"
 
 namespace weft {

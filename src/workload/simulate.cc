@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "data_parallel/formula.h"
+#include "transports/endpoint.h"
 #include "transports/sim_workers.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
@@ -42,8 +43,8 @@ class SimulatedRank final : public Driver {
   static Task<void> run(Comm comm, SimulatedRank* me);
   EmulatedSteps take() {
     EmulatedSteps out = account_.take(job_.options.warmup);
-    out.formula_bytes = formula_bytes(strategies_.parallel, engine_.world().size(), engine_.endpoint().cost(),
-                                      engine_.endpoint().micro_op_bytes());
+    out.formula_bytes = formula_bytes(strategies_.parallel, engine_.world().size(), engine_.world().cost(),
+                                      engine_.world().micro_op_bytes());
     return out;
   }
 
@@ -82,7 +83,7 @@ class SimulatedRank final : public Driver {
   double copy_seconds(int tensor) const {
     const BucketPlan& plan = strategies_.parallel.plan();
     if (plan.bucket(plan.bucket_of(tensor)).pieces.size() == 1) return 0;
-    return engine_.endpoint().kernels().copy_byte * sizeof(float) *
+    return engine_.world().kernels().copy_byte * sizeof(float) *
            static_cast<double>(plan.parameter(tensor).count);
   }
 
@@ -235,7 +236,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
       LinkCost planned = *options.planned_link;
       planned.seconds_per_byte *= simulation.byte_scale;
       planned.fold_seconds_per_byte *= simulation.byte_scale;
-      ranks.engine(r).endpoint().set_cost(planned);
+      ranks.engine(r).world().endpoint().set_cost(planned);
     }
     all.push_back(std::make_unique<SimulatedRank>(ranks.engine(r), ranks.workers(r), job));
   }

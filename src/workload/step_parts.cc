@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/identity.h"
 #include "base/statistics.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

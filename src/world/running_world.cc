@@ -1,6 +1,7 @@
 #include "world/running_world.h"
 
 #include "base/units.h"
+#include "transports/endpoint.h"
 
 namespace weft {
 

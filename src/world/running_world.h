@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "engine/communication_thread.h"
 #include "weft/world.h"
 #include "world/calibrate.h"
 

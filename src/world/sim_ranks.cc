@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "transports/endpoint.h"
 #include "weft/error.h"
 #include "world/calibrate.h"
 
@@ -43,10 +44,11 @@ SimRanks::SimRanks(const SimRanksOptions& options) : world_(options.sim) {
     engine.operation_timeout = kNever;
     if (options.traces != nullptr) engine.trace = &(*options.traces)[static_cast<std::size_t>(r)];
     engines_.push_back(std::make_unique<Engine>(*transport, engine, nullptr));
-    engines_.back()->endpoint().set_cost(cost);
-    engines_.back()->endpoint().set_kernels(kernels);
-    engines_.back()->endpoint().set_sim_workers(&world_.workers(r));
-    engines_.back()->endpoint().set_micro_op_bytes(micro_op);
+    Endpoint& endpoint = engines_.back()->world().endpoint();
+    endpoint.set_cost(cost);
+    endpoint.set_kernels(kernels);
+    endpoint.set_sim_workers(&world_.workers(r));
+    endpoint.set_micro_op_bytes(micro_op);
     world_.attach(r, *engines_.back());
   }
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/worker_pool.h"
+#include "transports/endpoint.h"
 #include "transports/shaped.h"
 #include "transports/threads.h"
 #include "weft/error.h"

@@ -2,6 +2,7 @@
 // their identity alone.
 #include <numeric>
 
+#include "engine/communication_thread.h"
 #include "mpi/mpi_fixture.h"
 #include "weft/collective.h"
 #include "weft/engine.h"

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/worker_pool.h"
+#include "engine/communication_thread.h"
 #include "mpi/mpi_fixture.h"
 #include "weft/collective.h"
 #include "weft/engine.h"

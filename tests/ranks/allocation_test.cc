@@ -53,6 +53,38 @@ TEST(Allocation, NothingPerMessageInSteadyState) {
   }
 }
 
+Task<void> nap(Comm comm) {
+  Sleep sleep = comm.sleep_until(comm.now() + 1us);
+  co_await sleep;
+}
+
+// Everything beside transfers that an operation may await.
+Task<void> await_all_kinds(Comm comm, Engine& engine, std::uint32_t step, int rounds) {
+  auto work = [] {};
+  for (int i = 0; i < rounds; ++i) {
+    co_await comm.compute(work);
+    co_await nap(comm);
+    const SubmitOptions options{.name = "nap", .step = step, .local = true};
+    const Ticket other = engine.submit(engine.world(), options, [](Comm inner) { return nap(inner); });
+    co_await other;
+  }
+}
+
+TEST(Allocation, NothingPerComputationSleepAndAwaitedTicket) {
+  if (!testing::kCountsAllocations) GTEST_SKIP() << "this build cannot count allocations";
+  constexpr int kRounds = 1000;
+  std::uint64_t allocations = 0;
+  run_ranks(1, [&](World& world) {
+    for (std::uint32_t step = 0; step < 2; ++step) {  // the first warms up
+      const std::uint64_t before = testing::allocations();
+      world.run({.name = "all kinds"},
+                [&world, step](Comm comm) { return await_all_kinds(comm, world.engine(), step, kRounds); });
+      allocations = testing::allocations() - before;
+    }
+  });
+  EXPECT_LT(allocations, 200u) << 3 * kRounds << " awaits";
+}
+
 TEST(Allocation, ControlTheCounterCounts) {
   if (!testing::kCountsAllocations) GTEST_SKIP() << "this build cannot count allocations";
   const std::uint64_t before = testing::allocations();

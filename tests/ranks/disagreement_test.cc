@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/worker_pool.h"
+#include "engine/communication_thread.h"
 #include "instrumented.h"
 #include "ranks/suite.h"
 #include "transports/threads.h"

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/worker_pool.h"
+#include "engine/communication_thread.h"
+#include "transports/endpoint.h"
 #include "transports/recording.h"
 #include "transports/threads.h"
 #include "weft/error.h"
@@ -542,7 +544,7 @@ std::uint64_t handed_over(Time quiet) {
   RecordingTransport recorded(world.transport(0));
   const EngineOptions options{.stall_limit = kNever};
   Engine engine(recorded, options, nullptr);
-  engine.endpoint().set_micro_op_bytes(kMicroOp);
+  engine.world().endpoint().set_micro_op_bytes(kMicroOp);
   const std::vector<std::byte> out(kMicroOp);
   const auto poll_for = [&engine](Time time) {
     for (const auto start = std::chrono::steady_clock::now();
@@ -575,9 +577,9 @@ TEST(Engine, SteadyStateAllocatesNothingPerMessage) {
     for (const Ticket& t : tickets) t.wait();
   };
   for (std::uint32_t step = 0; step < 20; ++step) round(step);
-  const std::uint64_t before = ranks[0].arena().fresh();
+  const std::uint64_t before = ranks[0].world().arena().fresh();
   for (std::uint32_t step = 20; step < 60; ++step) round(step);
-  EXPECT_LE(ranks[0].arena().fresh() - before, 2u) << "2,000 messages";
+  EXPECT_LE(ranks[0].world().arena().fresh() - before, 2u) << "2,000 messages";
 }
 
 Task<void> compute_there(Comm comm, std::thread::id& where, bool fail) {

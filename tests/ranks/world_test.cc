@@ -32,8 +32,8 @@ TEST(World, AllRanksGoByTheSameFigures) {
   run_ranks(5, [&](World& world) {
     world.barrier();
     const auto r = static_cast<std::size_t>(world.rank());
-    micro_ops[r] = world.engine().endpoint().micro_op_bytes();
-    hops[r] = world.engine().endpoint().cost().hop_seconds;
+    micro_ops[r] = world.comm().micro_op_bytes();
+    hops[r] = world.comm().cost().hop_seconds;
   });
   for (std::size_t r = 1; r < 5; ++r) {
     EXPECT_EQ(micro_ops[r], micro_ops[0]);

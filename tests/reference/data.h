@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/identity.h"
 #include "kernels/scalar.h"
 #include "weft/dtype.h"
-#include "weft/identity.h"
 
 namespace weft::reference {
 

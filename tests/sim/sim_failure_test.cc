@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sim/sim_job.h"
+#include "transports/endpoint.h"
 #include "weft/error.h"
 
 namespace weft {

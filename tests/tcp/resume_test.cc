@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
+#include "engine/communication_thread.h"
 #include "files.h"
 #include "state/checkpoint.h"
 #include "step/run_step.h"

@@ -9,6 +9,7 @@
 
 #include "counted_new.h"
 #include "tcp/tcp_job.h"
+#include "transports/endpoint.h"
 
 namespace weft {
 namespace {

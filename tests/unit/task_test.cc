@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "weft/executor.h"
+#include "base/executor.h"
 
 namespace weft {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "base/identity.h"
+
 namespace weft {
 namespace {
 

@@ -26,9 +26,9 @@ DEPTH = {folder: depth for depth, row in enumerate(LAYERS) for folder in row}
 
 # The folder that each public header belongs to. One that is not listed is an error: add it where it belongs.
 PUBLIC = {
-    "base": ["arena.h", "clock.h", "config.h", "dtype.h", "error.h", "executor.h", "function_ref.h", "identity.h",
-             "inline_function.h", "pollable.h", "random.h", "task.h"],
-    "transports": ["comm.h", "kernel_costs.h", "transport.h"],
+    "base": ["arena.h", "clock.h", "config.h", "dtype.h", "error.h", "function_ref.h", "inline_function.h",
+             "pollable.h", "random.h", "task.h"],
+    "transports": ["comm.h", "kernel_costs.h", "traffic.h", "transport.h"],
     "collectives": ["collective.h", "sparse.h"],
     "engine": ["engine.h", "trace.h"],
     "world": ["weft.h", "world.h"],

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "transports/endpoint.h"
 #include "weft/collective.h"
 #include "weft/error.h"
 

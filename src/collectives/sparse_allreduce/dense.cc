@@ -42,9 +42,9 @@ Task<void> reduce(Comm comm, SparseCall call, Dense data) {
                     .element_bytes = size_of(data.dtype),
                     .micro_op_bytes = comm.micro_op_bytes()};
   AllReduceRun* const run = std::get<AllReduceRun*>(choose(Family::all_reduce, shape, comm.cost()).run);
-  const std::uint64_t before = comm.operation().bytes_sent;
+  const std::uint64_t before = comm.bytes_sent();
   co_await run(comm, data, Reduction::sum, comm.micro_op_bytes());
-  const std::uint64_t bytes = comm.operation().bytes_sent - before;
+  const std::uint64_t bytes = comm.bytes_sent() - before;
   call.result->entry_bytes_sent += bytes;
   call.result->entries_sent += bytes / size_of(data.dtype);
 }

@@ -155,11 +155,11 @@ Task<void> exchange_lists(Comm comm, const SparseCall& call, ListExchange& excha
 
 Task<void> gather_numbers(Comm comm, const SparseCall& call, std::vector<std::int64_t>& values) {
   const Dense data(std::span<std::int64_t>{values});
-  const std::uint64_t before = comm.operation().bytes_sent;
+  const std::uint64_t before = comm.bytes_sent();
   AllGatherRun* const run = std::get<AllGatherRun*>(find_algorithm(Family::all_gather, "bruck").run);
   const Blocks blocks(comm.size(), data.count);
   co_await run(comm, data, blocks, comm.micro_op_bytes());
-  call.result->entry_bytes_sent += comm.operation().bytes_sent - before;
+  call.result->entry_bytes_sent += comm.bytes_sent() - before;
 }
 
 // Chunk by chunk of the block, so that the dense sums stay in the cache; a bit for each element that somebody

@@ -132,9 +132,9 @@ Task<void> agree_on_regions(Comm comm, OkStep& step) {
   const Shape shape{
       .size = step.size, .count = data.count, .element_bytes = 8, .micro_op_bytes = comm.micro_op_bytes()};
   AllReduceRun* const run = std::get<AllReduceRun*>(choose(Family::all_reduce, shape, comm.cost()).run);
-  const std::uint64_t before = comm.operation().bytes_sent;
+  const std::uint64_t before = comm.bytes_sent();
   co_await run(comm, data, Reduction::sum, comm.micro_op_bytes());
-  step.call.result->entry_bytes_sent += comm.operation().bytes_sent - before;
+  step.call.result->entry_bytes_sent += comm.bytes_sent() - before;
   for (std::int64_t& boundary : inner) boundary /= step.size;
   const std::vector<std::int64_t>& regions = step.next.regions;
   if (!std::is_sorted(regions.begin(), regions.end())) refuse("boundary", -1);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/identity.h"
 #include "base/names.h"
 #include "collectives/registry.h"
 #include "collectives/sparse_allreduce/call.h"

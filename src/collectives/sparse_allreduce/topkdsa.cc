@@ -158,9 +158,9 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
   const Dense data(laid.data(), static_cast<std::int64_t>(n), step.dense_type());
   const Blocks blocks(comm.size(), firsts.data());
   AllGatherRun* const run = std::get<AllGatherRun*>(find_algorithm(Family::all_gather, "bruck").run);
-  const std::uint64_t before = comm.operation().bytes_sent;
+  const std::uint64_t before = comm.bytes_sent();
   co_await run(comm, data, blocks, comm.micro_op_bytes());
-  const std::uint64_t bytes = comm.operation().bytes_sent - before;
+  const std::uint64_t bytes = comm.bytes_sent() - before;
   call.result->entry_bytes_sent += bytes;
   call.result->entries_sent += bytes / size_of(data.dtype);
   auto place = [&] {

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/identity.h"
 #include "transports/link_model.h"
 #include "weft/error.h"
-#include "weft/identity.h"
 
 namespace weft {
 

@@ -4,6 +4,7 @@
 
 #include "collectives/pieces.h"
 #include "transports/decorator.h"
+#include "transports/endpoint.h"
 
 namespace weft {
 
@@ -53,7 +54,7 @@ Task<void> MessageLog::record(Comm comm, std::function<Task<void>(Comm)> make) {
   Endpoint endpoint(listener, outer.executor(), outer.pool());
   endpoint.set_micro_op_bytes(outer.micro_op_bytes());
   endpoint.set_cost(outer.cost());
-  const Comm listened(endpoint, endpoint.world(), &comm.operation());
+  const Comm listened(endpoint.world(), &comm.operation());
   co_await make(listened);
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "transports/operation.h"
 #include "weft/comm.h"
 #include "weft/task.h"
 

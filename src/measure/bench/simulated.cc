@@ -50,12 +50,12 @@ Measured measure(const BenchOptions& options, const BenchCase& c, std::vector<Tr
     m.payload_bytes = std::max(m.payload_bytes, traffic.payload_bytes_sent);
     m.rounds = std::max(m.rounds, static_cast<int>(traffic.hops.size()));
   }
-  const Endpoint& endpoint = ranks.engine(0).endpoint();
-  m.micro_op_bytes = endpoint.micro_op_bytes();
+  const Comm world = ranks.engine(0).world();
+  m.micro_op_bytes = world.micro_op_bytes();
   Shape shape = c.shape;
   shape.micro_op_bytes = m.micro_op_bytes;
   if (shape.node_size == 0 || c.family != Family::all_to_all) shape.node_size = 1;  // as the call has it
-  const Algorithm& taken = choose(c.family, shape, endpoint.cost());
+  const Algorithm& taken = choose(c.family, shape, world.cost());
   m.algorithm = c.algorithm != nullptr ? c.algorithm : &taken;
   m.chosen_by_auto = m.algorithm == &taken;
   return m;

@@ -94,7 +94,7 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
   };
   SimRanks ranks(sim);
   for (int r = 0; r < options.ranks; ++r) job.vectors.emplace_back(options.sparse, c, ranks.engine(r));
-  const Endpoint& endpoint = ranks.engine(0).endpoint();
+  const Comm world = ranks.engine(0).world();
   SparseMeasured m;
   SubmitOptions submit;
   submit.name = "sparse_allreduce";
@@ -116,7 +116,7 @@ SparseMeasured simulate_sparse(const BenchOptions& options, const SparseCase& c)
     if (i >= 0) {
       m.seconds.push_back(seconds(took));
       count_step(job, recorders, m, rounds);
-      m.formula = formula_of(job.vectors[0], options.ranks, endpoint.cost(), endpoint.micro_op_bytes());
+      m.formula = formula_of(job.vectors[0], options.ranks, world.cost(), world.micro_op_bytes());
       m.formula_bytes.push_back(m.formula.bytes());
       m.correct = m.correct && job.same();
     }

@@ -5,8 +5,8 @@
 #include <exception>
 #include <string>
 
+#include "base/identity.h"
 #include "weft/collective.h"
-#include "weft/identity.h"
 
 namespace weft {
 
