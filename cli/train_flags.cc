@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/names.h"
+#include "data_parallel/schemes.h"
 #include "transports/link_spec.h"
 #include "weft/error.h"
 #include "world/mesh.h"

@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "data/open.h"
 #include "measure/memory.h"
 #include "torch_verbs.h"
 #include "train_flags.h"

@@ -7,6 +7,7 @@
 
 #include "base/names.h"
 #include "compare/variants.h"
+#include "data_parallel/schemes.h"
 #include "measure/point.h"
 #include "settings.h"
 #include "train/run_folder.h"

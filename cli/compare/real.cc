@@ -7,6 +7,7 @@
 #include "outline/measured.h"
 #include "torch_verbs.h"
 #include "weft_torch/train/trainer.h"
+#include "workload/train_options.h"
 
 namespace weft::cli {
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "data/open.h"
 #include "measure/outline_file.h"
 #include "measure/text.h"
 #include "settings.h"
@@ -14,6 +15,7 @@
 #include "verbs.h"
 #include "weft/error.h"
 #include "workload/model_shapes.h"
+#include "workload/train_options.h"
 
 namespace weft::cli {
 

@@ -9,9 +9,9 @@
 
 #include "train/run_folder.h"
 #include "train_flags.h"
+#include "weft/train/run.h"
 #include "weft/world.h"
 #include "workload/train_options.h"
-#include "workload/train_run.h"
 #include "world/placement.h"
 
 namespace weft::cli {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "weft/trace.h"
+#include "weft/train/run.h"
 #include "workload/train_options.h"
-#include "workload/train_run.h"
 
 namespace weft::cli {
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "data/open.h"
 #include "measure/memory.h"
 #include "measure/run_report.h"
 #include "outline/measured.h"

@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "weft/train/scheme_options.h"
+
 namespace weft {
 
 struct ParameterInfo {
@@ -24,14 +26,6 @@ struct ParameterInfo {
   std::int64_t count = 0;  // float32 elements
   int use = 0;             // place in the next forward; equal ones keep the order of the list
   std::int64_t rows = 0;   // of a matrix, row-major, rows x count / rows; 0: a vector. For low rank only
-};
-
-struct BucketOptions {
-  // affects results
-  std::size_t bucket_bytes = std::size_t{4} << 20;
-  std::int64_t dense_below = 1024;  // 0: nothing stays dense for its size
-  // Parameters that stay dense whatever their size: where compression cannot pay (planner/choose.h).
-  std::vector<std::string> stay_dense;
 };
 
 // A parameter inside its bucket: elements [first, first + count of the parameter).

@@ -50,28 +50,9 @@
 #include "step/strategy.h"
 #include "weft/engine.h"
 #include "weft/sparse.h"
+#include "weft/train/scheme_options.h"
 
 namespace weft {
-
-struct DataParallelOptions {
-  // affects results; equal on all ranks
-  std::string name = "data_parallel";  // of the strategy: its state is kept under it
-  SchemeOptions scheme;                // what buckets take of it: scheme_of_bucket()
-  DType dtype = DType::float32;        // of all gradients; float64: where the scheme sums them
-  double divisor = 0;                  // 0: the size of the group
-  // A rank's share of the averaged gradient (its gradient over the divisor) is clipped to clip_local /
-  // sqrt(size) before it joins the residual; 0: not at all. Gradients then leave when the last one is here.
-  double clip_local = 0;
-  bool find_unused = false;  // ask all ranks which parameters got a gradient: one short operation more
-  // With find_unused: a parameter that no rank had a gradient for stays out of the step, with its residual
-  // and its velocity as they were. For callers that throw its result away.
-  bool unused_stay_out = false;
-  // affects speed only
-  std::uint32_t first_slot = 0;  // takes 1 + number of buckets
-  // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next
-  // forward first. Else it waits for them one by one, and the first that it needs overtakes the others.
-  bool awaited_together = false;
-};
 
 class DataParallel final : public Strategy {
  public:

@@ -22,11 +22,9 @@
 #include <string_view>
 #include <vector>
 
-namespace weft {
+#include "weft/train/scheme_options.h"
 
-enum class QuotaKind : std::uint8_t { adaptive, proportional };
-std::string_view name_of(QuotaKind kind);
-QuotaKind quota_kind_of(std::string_view name);  // throws UsageError that lists them
+namespace weft {
 
 // A scale that nothing was measured of yet: such elements count as their proportional share.
 inline constexpr double kUnmeasured = -1;

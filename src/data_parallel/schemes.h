@@ -18,33 +18,9 @@
 #include "data_parallel/quotas.h"
 #include "weft/comm.h"
 #include "weft/sparse.h"
+#include "weft/train/scheme_options.h"
 
 namespace weft {
-
-struct SchemeOptions {
-  // affects results; equal on all ranks
-  std::string name = "spardl";  // a row of schemes()
-  // Of those that select:
-  double density = 0.01;  // entries of the result over elements of the sparse buckets, in (0, 1]
-  std::string codec = "packed";
-  std::string blocks = "dealt";
-  ResidualRule residual = ResidualRule::gres;
-  QuotaKind quotas = QuotaKind::adaptive;
-  int teams = 0;                // spardl: 0 = by the cost model; must divide the size
-  std::string gather = "auto";  // spardl with teams
-  // docs/recipe.md: momentum of each rank's own gradients, before the residual; in [0, 1). 0: none. Whoever
-  // updates with the results then has no momentum of its own.
-  double momentum_correction = 0;
-  // Of low rank:
-  int columns = 4;                  // of the factors, at least 1
-  double min_compression = 2;       // matrices that it shrinks by less are sent as they are
-  std::uint64_t seed = 0;           // of the first factors
-  std::string all_reduce = "auto";  // order of additions of its two sums, weft/collective.h
-  // Of all:
-  BucketOptions buckets;
-  // affects speed only
-  int threads = 1;  // of the selection
-};
 
 struct Scheme {
   std::string_view name;
@@ -60,7 +36,6 @@ struct Scheme {
 };
 
 std::span<const Scheme> schemes();
-std::vector<std::string_view> scheme_names();
 const Scheme& find_scheme(std::string_view name);  // throws UsageError with the nearest name
 
 // The one that sends everything as it is: what others are measured against, and what buckets take where a
@@ -70,10 +45,6 @@ const Scheme& lossless_scheme();
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count);
 // Short parameters need no bucket of their own where nothing is selected from the others.
 BucketOptions bucket_options(const SchemeOptions& options);
-
-// Throws UsageError of one sentence: an unknown name (with the nearest), a value that cannot be meant.
-// `ranks` 0: how many there are is not known.
-void check_scheme(const SchemeOptions& options, int ranks = 0);
 
 // One knob as a flag, a key of a config file and an option of a variant have it.
 struct SchemeKnob {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "data_parallel/schemes.h"
 #include "measure/files.h"
 #include "weft/error.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "measure/text.h"
+#include "weft/train/run.h"
 #include "workload/train_options.h"
-#include "workload/train_run.h"
 
 namespace weft {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "workload/train_run.h"
+#include "weft/train/run.h"
 
 namespace weft {
 

@@ -10,7 +10,7 @@
 
 #include "step/move.h"
 #include "step/plan.h"
-#include "step/shape.h"
+#include "weft/train/shape.h"
 #include "workload/emulate.h"
 
 namespace weft {

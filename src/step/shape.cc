@@ -1,7 +1,8 @@
-#include "step/shape.h"
+#include "weft/train/shape.h"
 
 #include <set>
 
+#include "patterns/schedule.h"
 #include "weft/error.h"
 
 namespace weft {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "step/move.h"
-#include "step/shape.h"
+#include "weft/train/shape.h"
 
 namespace weft {
 

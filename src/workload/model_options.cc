@@ -1,4 +1,4 @@
-#include "workload/model_options.h"
+#include "weft/train/model_options.h"
 
 #include "base/names.h"
 #include "weft/error.h"

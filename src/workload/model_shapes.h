@@ -4,8 +4,8 @@
 
 #include <string_view>
 
-#include "step/shape.h"
-#include "workload/model_options.h"
+#include "weft/train/model_options.h"
+#include "weft/train/shape.h"
 
 namespace weft {
 

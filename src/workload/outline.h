@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "data_parallel/buckets.h"
-#include "step/shape.h"
+#include "weft/train/shape.h"
 
 namespace weft {
 

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "base/names.h"
+#include "data_parallel/schemes.h"
 #include "weft/error.h"
 
 namespace weft {

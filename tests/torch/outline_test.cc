@@ -10,6 +10,7 @@
 #include <set>
 
 #include "data/batches.h"
+#include "data/open.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/outline/measure.h"

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "patterns/blocks.h"
+#include "state/registry.h"
 #include "weft/error.h"
 #include "weft/random.h"
 #include "weft/world.h"

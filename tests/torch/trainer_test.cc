@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "weft/error.h"
+#include "workload/train_options.h"
 
 namespace weft {
 namespace {

@@ -20,7 +20,7 @@
 #include "data/token_cache.h"
 #include "data/tokenizer.h"
 #include "weft/error.h"
-#include "workload/model_options.h"
+#include "weft/train/model_options.h"
 
 namespace weft {
 namespace {

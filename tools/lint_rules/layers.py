@@ -31,7 +31,12 @@ PUBLIC = {
     "transports": ["comm.h", "kernel_costs.h", "traffic.h", "transport.h"],
     "collectives": ["collective.h", "sparse.h"],
     "engine": ["engine.h", "trace.h"],
+    "state": ["train/optimizer_options.h"],
+    "step": ["train/shape.h"],
+    "data_parallel": ["train/scheme_options.h"],
+    "data": ["train/data_options.h"],
     "world": ["weft.h", "world.h"],
+    "workload": ["train/model_options.h", "train/options.h", "train/run.h"],
 }
 FOLDER_OF_PUBLIC = {header: folder for folder, headers in PUBLIC.items() for header in headers}
 

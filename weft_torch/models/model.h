@@ -22,8 +22,8 @@
 #include <string_view>
 #include <vector>
 
-#include "step/shape.h"
-#include "workload/model_options.h"
+#include "weft/train/model_options.h"
+#include "weft/train/shape.h"
 
 namespace weft {
 

@@ -16,6 +16,8 @@
 
 #include "base/statistics.h"
 #include "data/batches.h"
+#include "data/open.h"
+#include "patterns/schedule.h"
 #include "state/optimizer.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"

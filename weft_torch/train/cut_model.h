@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "patterns/schedule.h"
 #include "weft_torch/models/model.h"
 
 namespace weft {

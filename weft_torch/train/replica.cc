@@ -10,8 +10,15 @@
 #include <utility>
 
 #include "base/names.h"
+#include "data_parallel/data_parallel.h"
 #include "patterns/blocks.h"
+#include "state/optimizer.h"
+#include "state/registry.h"
+#include "step/run_step.h"
 #include "weft/error.h"
+#include "weft_torch/train/cut_model.h"
+#include "weft_torch/train/staging.h"
+#include "weft_torch/train/torch_optimizer.h"
 #include "workload/train_options.h"
 
 namespace weft {
@@ -59,18 +66,85 @@ std::vector<Batch> micro_batches_of(const Batch& whole, int count) {
   return out;
 }
 
-// torch calls it once per backward and parameter, after the gradient was added to what was there.
-class Replica::Hook final : public torch::autograd::PostAccumulateGradHook {
+// The LibTorch driver of step/run_step.h: computes pieces and waits for tickets, on a thread that blocks.
+class Replica::Core final : private Driver {
  public:
-  Hook(Replica& replica, int index) : replica_(replica), index_(index) {}
+  Core(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options);
+  ~Core() override;
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, std::int64_t next);
+  StepOutcome settle();
+  void abandon(std::exception_ptr cause) noexcept;
+  void set_density(double density);
+  void set_lr(double lr);
+  void watch(Watch watch) { watch_ = std::move(watch); }
+  StateRegistry& registry() { return strategies_->state(); }
+  DataParallel& parallel() { return *parallel_; }
+  std::int64_t skipped_steps() const { return skipped_steps_; }
+
+ private:
+  class Hook;
+  struct Mine {  // a parameter that is trained
+    Parameter parameter;
+    int block = 0;
+    Piece ready;             // behind which its gradient is complete, in a step of one micro-batch
+    torch::Tensor gradient;  // dense, its place never changes
+    torch::Tensor host;      // where the engine reads and writes: the gradient, or pinned memory
+    bool seen = false;       // in some micro-batch of this step
+    bool handed = false;     // to the engine, in this step
+  };
+
+  Task<void> compute(Piece piece) override;
+  Task<void> wait(Ticket ticket) override;
+
+  ModelShape add_parameters();
+  void add_strategies(Engine& engine, const Comm& comm, ModelShape trained);
+  void make_optimizer();
+  void forward(const Piece& piece);
+  void backward(const Piece& piece);
+  bool is_ready_behind(const Mine& mine, const Piece& piece) const;
+  void gradient_ready(int index);
+  void send(int index);
+  void hand_over(int index);
+  void fetch(int index);
+  void update_block(int block);
+  void update(int index);
+  void take_result();
+
+  Model& model_;
+  ReplicaOptions options_;
+  CutModel cut_;
+  std::vector<Mine> parameters_;
+  std::unique_ptr<Strategies> strategies_;
+  DataParallel* parallel_ = nullptr;  // one of them
+  std::unique_ptr<Walker> walker_;
+  std::unique_ptr<Optimizer> optimizer_;             // of weft, or
+  std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
+  Staging staging_;
+  Watch watch_;
+  bool wide_ = false;  // float64
+  int micro_batches_ = 0;
+  Piece piece_;                    // that is computed
+  std::int64_t next_tokens_ = 0;   // of the batch that comes next
+  std::optional<double> density_;  // to be set when no step is under way
+  StepOutcome outcome_;
+  std::int64_t skipped_steps_ = 0;
+};
+
+// torch calls it once per backward and parameter, after the gradient was added to what was there.
+class Replica::Core::Hook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Hook(Core& replica, int index) : replica_(replica), index_(index) {}
   void operator()(const torch::autograd::Variable&) override { replica_.gradient_ready(index_); }
 
  private:
-  Replica& replica_;
+  Core& replica_;
   int index_;
 };
 
-Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options)
+Replica::Core::Core(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options)
     : model_(model), options_(options), cut_(model) {
   check(options);
   add_strategies(engine, comm, add_parameters());
@@ -83,7 +157,7 @@ Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOp
   }
 }
 
-ModelShape Replica::add_parameters() {
+ModelShape Replica::Core::add_parameters() {
   std::vector<bool> is_trained;
   for (const Parameter& parameter : model_.parameters()) {
     torch::Tensor tensor = parameter.tensor;
@@ -106,7 +180,7 @@ ModelShape Replica::add_parameters() {
   return trained;
 }
 
-void Replica::add_strategies(Engine& engine, const Comm& comm, ModelShape trained) {
+void Replica::Core::add_strategies(Engine& engine, const Comm& comm, ModelShape trained) {
   std::vector<ParameterInfo> plan;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterShape& shape = trained.parameters[i];
@@ -126,7 +200,7 @@ void Replica::add_strategies(Engine& engine, const Comm& comm, ModelShape traine
   strategies_->install();
 }
 
-void Replica::make_optimizer() {
+void Replica::Core::make_optimizer() {
   std::vector<OptimizerParameter> updated;
   std::vector<Parameter> trained;
   bool on_device = false;
@@ -152,13 +226,13 @@ void Replica::make_optimizer() {
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, updated);
 }
 
-Replica::~Replica() {
+Replica::Core::~Core() {
   for (Mine& mine : parameters_)
     torch::autograd::impl::set_post_acc_grad_hooks(mine.parameter.tensor, nullptr);
 }
 
-StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContext& context,
-                          std::int64_t next) {
+StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const StepContext& context,
+                                std::int64_t next) {
   if (micro_batches.empty()) throw UsageError("a step has at least one micro-batch, if an empty one");
   outcome_ = {};
   micro_batches_ = static_cast<int>(micro_batches.size());
@@ -177,7 +251,7 @@ StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContex
   return outcome_;
 }
 
-StepOutcome Replica::settle() {
+StepOutcome Replica::Core::settle() {
   outcome_ = {};
   if (!strategies_->under_way()) return outcome_;
   walker_->walk(strategies_->tables(micro_batches_).settle);
@@ -186,16 +260,18 @@ StepOutcome Replica::settle() {
   return outcome_;
 }
 
-void Replica::abandon(std::exception_ptr cause) noexcept { weft::abandon(*strategies_, std::move(cause)); }
+void Replica::Core::abandon(std::exception_ptr cause) noexcept {
+  weft::abandon(*strategies_, std::move(cause));
+}
 
-void Replica::set_density(double density) {
+void Replica::Core::set_density(double density) {
   density_ = density;
   if (!strategies_->under_way()) parallel_->set_density(*std::exchange(density_, std::nullopt));
 }
 
 // ---- what the walker asks for ----
 
-Task<void> Replica::compute(Piece piece) {
+Task<void> Replica::Core::compute(Piece piece) {
   piece_ = piece;
   switch (piece.work) {
     case Work::update:
@@ -211,14 +287,14 @@ Task<void> Replica::compute(Piece piece) {
   co_return;
 }
 
-Task<void> Replica::wait(Ticket ticket) {
+Task<void> Replica::Core::wait(Ticket ticket) {
   const auto start = std::chrono::steady_clock::now();
   ticket.wait();
   outcome_.waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   co_return;
 }
 
-void Replica::forward(const Piece& piece) {
+void Replica::Core::forward(const Piece& piece) {
   cut_.forward(piece);
   const std::vector<BlockShape>& blocks = model_.shape().blocks;
   const bool last = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
@@ -229,13 +305,13 @@ void Replica::forward(const Piece& piece) {
   if (options_.lookahead) strategies_->batch_known({.tokens = next_tokens_});
 }
 
-bool Replica::is_ready_behind(const Mine& mine, const Piece& piece) const {
+bool Replica::Core::is_ready_behind(const Mine& mine, const Piece& piece) const {
   return piece.work == Work::backward && piece.micro_batch + 1 == micro_batches_ &&
          mine.ready.block == piece.block && mine.ready.part == piece.part;
 }
 
 // The step before is committed by now, and no gradient of this one has gone out yet.
-void Replica::backward(const Piece& piece) {
+void Replica::Core::backward(const Piece& piece) {
   const std::vector<BlockShape>& blocks = model_.shape().blocks;
   const bool first = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
                      static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
@@ -254,7 +330,7 @@ void Replica::backward(const Piece& piece) {
 }
 
 // Of the step before.
-void Replica::take_result() {
+void Replica::Core::take_result() {
   if (density_) parallel_->set_density(*std::exchange(density_, std::nullopt));
   const std::optional<StepResult>& result = strategies_->result();
   if (!result) return;
@@ -269,7 +345,7 @@ void Replica::take_result() {
 // ---- gradients ----
 
 // torch calls it for every part that used the parameter, after the gradient was added to what was there.
-void Replica::gradient_ready(int index) {
+void Replica::Core::gradient_ready(int index) {
   Mine& mine = parameters_[static_cast<std::size_t>(index)];
   torch::Tensor& gradient = mine.parameter.tensor.mutable_grad();
   if (!gradient.is_same(mine.gradient)) {  // somebody took ours away, so this one is new
@@ -281,7 +357,7 @@ void Replica::gradient_ready(int index) {
   if (is_ready_behind(mine, piece_)) send(index);
 }
 
-void Replica::send(int index) {
+void Replica::Core::send(int index) {
   Mine& mine = parameters_[static_cast<std::size_t>(index)];
   mine.handed = true;
   if (mine.gradient.is_cpu()) return hand_over(index);
@@ -289,7 +365,7 @@ void Replica::send(int index) {
   staging_.hand_over(false, [this](int i) { hand_over(i); });
 }
 
-void Replica::hand_over(int index) {
+void Replica::Core::hand_over(int index) {
   const torch::Tensor& host = parameters_[static_cast<std::size_t>(index)].host;
   if (wide_)
     strategies_->gradient_ready(index, std::span<const double>(span_of<double>(host)));
@@ -297,13 +373,13 @@ void Replica::hand_over(int index) {
     strategies_->gradient_ready(index, std::span<const float>(span_of<float>(host)));
 }
 
-void Replica::update_block(int block) {
+void Replica::Core::update_block(int block) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].block == block) update(static_cast<int>(i));
   }
 }
 
-void Replica::fetch(int index) {
+void Replica::Core::fetch(int index) {
   const Mine& mine = parameters_[static_cast<std::size_t>(index)];
   if (wide_)
     strategies_->result_of(index, span_of<double>(mine.host));
@@ -314,7 +390,7 @@ void Replica::fetch(int index) {
 }
 
 // Where the step was left out, or no rank had a gradient, nothing is updated.
-void Replica::update(int index) {
+void Replica::Core::update(int index) {
   const torch::NoGradGuard no_grad;
   Mine& mine = parameters_[static_cast<std::size_t>(index)];
   const torch::Tensor& value = mine.parameter.tensor;
@@ -338,11 +414,30 @@ void Replica::update(int index) {
   gradient.zero_();
 }
 
-void Replica::set_lr(double lr) {
+void Replica::Core::set_lr(double lr) {
   if (torch_optimizer_)
     torch_optimizer_->set_lr(lr);
   else
     optimizer_->set_lr(lr);
 }
+
+// ---- the handle ----
+
+Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options)
+    : core_(std::make_unique<Core>(engine, comm, model, options)) {}
+Replica::~Replica() = default;
+
+StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContext& context,
+                          std::int64_t next) {
+  return core_->step(micro_batches, context, next);
+}
+StepOutcome Replica::settle() { return core_->settle(); }
+void Replica::abandon(std::exception_ptr cause) noexcept { core_->abandon(std::move(cause)); }
+void Replica::set_density(double density) { core_->set_density(density); }
+void Replica::set_lr(double lr) { core_->set_lr(lr); }
+void Replica::watch(Watch watch) { core_->watch(std::move(watch)); }
+StateRegistry& Replica::registry() { return core_->registry(); }
+DataParallel& Replica::parallel() { return core_->parallel(); }
+std::int64_t Replica::skipped_steps() const { return core_->skipped_steps(); }
 
 }  // namespace weft

@@ -7,9 +7,8 @@
 //   }
 //   replica.settle();  // the last step's updates; before parameters are looked at
 //
-// It is the LibTorch driver of step/run_step.h: it computes pieces and waits for tickets, on a thread that
-// blocks. The order of a step, the agreement on tokens, the verdict and the norm are the table's and the
-// strategies'.
+// The order of a step, what the ranks agree on, and the norm are those of every driver (docs/architecture.md,
+// "A training step").
 //
 // The loss of a step is the sum over the counted tokens of all ranks, divided by their number: gradients are
 // scaled by size / (counted tokens of all ranks) and averaged over the ranks once. A loss that is not finite
@@ -20,7 +19,7 @@
 // zeros.
 //
 // A sparse gradient (of an embedding) is added into the parameter's dense one as it comes. Parameters on a
-// GPU are staged through pinned memory (staging.h) and updated by torch's optimizers, on the GPU.
+// GPU are staged through pinned memory and updated by torch's optimizers, on the GPU.
 //
 // Thread: one, that of the rank (where there is a GPU, torch calls back on a thread of its own while backward
 // waits for it). The engine's thread never touches a tensor's own memory but to read
@@ -36,17 +35,16 @@
 #include <string>
 #include <vector>
 
-#include "data_parallel/data_parallel.h"
-#include "state/optimizer.h"
-#include "state/registry.h"
-#include "step/run_step.h"
 #include "weft/engine.h"
+#include "weft/train/optimizer_options.h"
+#include "weft/train/scheme_options.h"
 #include "weft_torch/models/model.h"
-#include "weft_torch/train/cut_model.h"
-#include "weft_torch/train/staging.h"
-#include "weft_torch/train/torch_optimizer.h"
 
 namespace weft {
+
+class DataParallel;
+class StateRegistry;
+struct TrainOptions;
 
 struct ReplicaOptions {
   // affects results; equal on all ranks
@@ -59,8 +57,7 @@ struct ReplicaOptions {
   bool lookahead = false;  // step() is told of the batch that comes next: nobody waits for its tokens
 };
 
-struct TrainOptions;
-// Of a training run (options.h).
+// Of a training run (weft/train/options.h).
 ReplicaOptions replica_options(const TrainOptions& options);
 
 struct StepOutcome {
@@ -76,7 +73,7 @@ struct StepOutcome {
 // A batch in `count` parts, for as many micro-batches.
 std::vector<Batch> micro_batches_of(const Batch& whole, int count);
 
-class Replica final : private Driver {
+class Replica {
  public:
   // The averaged gradient of a parameter, just before it is updated; may be changed.
   using Watch = std::function<void(const Parameter& parameter, torch::Tensor& gradient)>;
@@ -84,7 +81,7 @@ class Replica final : private Driver {
   // Throws UsageError. `model` outlives it and gets gradients that stay in place; frozen parameters (without
   // requires_grad) are left alone.
   Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options);
-  ~Replica() override;
+  ~Replica();
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
@@ -102,61 +99,16 @@ class Replica final : private Driver {
 
   // Of the next update and those behind it.
   void set_lr(double lr);
-  void watch(Watch watch) { watch_ = std::move(watch); }
+  void watch(Watch watch);
 
   // What lives between steps, of data parallelism and of the optimizer. To be saved or loaded when settled.
-  StateRegistry& registry() { return strategies_->state(); }
-  DataParallel& parallel() { return *parallel_; }
-  Strategies& strategies() { return *strategies_; }
-  std::int64_t skipped_steps() const { return skipped_steps_; }
+  StateRegistry& registry();
+  DataParallel& parallel();
+  std::int64_t skipped_steps() const;
 
  private:
-  class Hook;
-  struct Mine {  // a parameter that is trained
-    Parameter parameter;
-    int block = 0;
-    Piece ready;             // behind which its gradient is complete, in a step of one micro-batch
-    torch::Tensor gradient;  // dense, its place never changes
-    torch::Tensor host;      // where the engine reads and writes: the gradient, or pinned memory
-    bool seen = false;       // in some micro-batch of this step
-    bool handed = false;     // to the engine, in this step
-  };
-
-  Task<void> compute(Piece piece) override;
-  Task<void> wait(Ticket ticket) override;
-
-  ModelShape add_parameters();
-  void add_strategies(Engine& engine, const Comm& comm, ModelShape trained);
-  void make_optimizer();
-  void forward(const Piece& piece);
-  void backward(const Piece& piece);
-  bool is_ready_behind(const Mine& mine, const Piece& piece) const;
-  void gradient_ready(int index);
-  void send(int index);
-  void hand_over(int index);
-  void fetch(int index);
-  void update_block(int block);
-  void update(int index);
-  void take_result();
-
-  Model& model_;
-  ReplicaOptions options_;
-  CutModel cut_;
-  std::vector<Mine> parameters_;
-  std::unique_ptr<Strategies> strategies_;
-  DataParallel* parallel_ = nullptr;  // one of them
-  std::unique_ptr<Walker> walker_;
-  std::unique_ptr<Optimizer> optimizer_;             // of weft, or
-  std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
-  Staging staging_;
-  Watch watch_;
-  bool wide_ = false;  // float64
-  int micro_batches_ = 0;
-  Piece piece_;                    // that is computed
-  std::int64_t next_tokens_ = 0;   // of the batch that comes next
-  std::optional<double> density_;  // to be set when no step is under way
-  StepOutcome outcome_;
-  std::int64_t skipped_steps_ = 0;
+  class Core;
+  std::unique_ptr<Core> core_;
 };
 
 }  // namespace weft

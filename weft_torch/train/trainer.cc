@@ -10,15 +10,20 @@
 #include <map>
 #include <numeric>
 
+#include "data/open.h"
 #include "data/prefetch.h"
+#include "data_parallel/data_parallel.h"
 #include "data_parallel/formula.h"
 #include "measure/summary.h"
 #include "state/checkpoint.h"
+#include "state/optimizer.h"
+#include "state/registry.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/replica.h"
 #include "weft_torch/train/snapshot.h"
+#include "workload/train_options.h"
 
 namespace weft {
 

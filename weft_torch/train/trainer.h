@@ -14,9 +14,9 @@
 // another number the residuals are dealt out (state/rows.h) and sums are added in another order.
 #pragma once
 
+#include "weft/train/options.h"
+#include "weft/train/run.h"
 #include "weft/world.h"
-#include "workload/train_options.h"
-#include "workload/train_run.h"
 
 namespace weft {
 

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "data/batches.h"
+#include "data/open.h"
+#include "data_parallel/schemes.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "data/source.h"
-
 namespace weft {
+
+class DataSource;
 
 // Where a run starts and what it leaves behind. Nothing here affects results.
 struct TrainRun {

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "patterns/schedule.h"
-
 namespace weft {
+
+struct Piece;  // of a step: a part, forward or backward (src/patterns/schedule.h)
 
 inline constexpr const char* kLoss = "loss";
 
