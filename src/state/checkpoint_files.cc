@@ -153,8 +153,13 @@ class Whole {
     return (folder_ / shards_name(static_cast<int>(t.rank), static_cast<int>(ranks_))).string();
   }
   [[noreturn]] void disagrees(const Told& t, const Told& other) const {
-    fail(file_of(t), "it has another " + t.line->row.key.kind + " of " + printable(t.line->row.key.name) +
-                         " than " + shards_name(static_cast<int>(other.rank), static_cast<int>(ranks_)));
+    const StateRow& row = t.line->row;
+    fail(file_of(t),
+         "it differs from " + shards_name(static_cast<int>(other.rank), static_cast<int>(ranks_)) + " in " +
+             describe(row.key) + ", of " + row.key.owner +
+             (row.rule == LayoutRule::moves
+                  ? ""
+                  : ": the ranks disagree, or groups that hold different state have strategies of one name"));
   }
 
   void check_ranges(const std::vector<Told>& all) const {

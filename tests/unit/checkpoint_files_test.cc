@@ -239,7 +239,7 @@ TEST(CheckpointFiles, TamperedIndexesAreRefused) {
           {in_rows("here moves float32", "told moves float32"), "is not that of a row"},
           {in_rows("here sum float32 0/2", "here sum float32 2/2"), "of peer 2 of 2"},
           {in_rows("here sum float32 0/2", "here sum float32 1/2"), ""},
-          {in_rows("here sum float32 0/2", "here sum float32 0/3"), "it has another"},
+          {in_rows("here sum float32 0/2", "here sum float32 0/3"), "it differs from"},
           {in_rows("here sum float32 0/2", "zeros sum float32 0/2"), "is not that of a row"},
           {in_rows(" data_parallel residual ", " data_parallel  "), "is not that of a row"},
       });

@@ -221,9 +221,47 @@ TEST(Checkpoint, RanksThatDisagreeAreNotCommitted) {
     write_rank(dir, first, 5);
     write_rank(dir, second, 5);
     EXPECT_THAT(refusal([&] { commit_checkpoint(dir, info_of(5), 2); }),
-                AllOf(HasSubstr("rank-1-of-2.safetensors"), HasSubstr("it has another")));
+                AllOf(HasSubstr("rank-1-of-2.safetensors': it differs from rank-0-of-2.safetensors in the "),
+                      HasSubstr("have strategies of one name")));
     EXPECT_EQ(latest_checkpoint(dir), 4);
   }
+}
+
+// Two groups of one rank each, whose strategies have regions of a bucket of the same name.
+TEST(Checkpoint, GroupsThatHoldDifferentStateHaveStrategiesOfDifferentNames) {
+  const auto commit_of = [](const Folder& dir, const std::string& second) {
+    begin_checkpoint(dir, 1);
+    for (int r = 0; r < 2; ++r) {
+      StateRegistry registry;
+      const std::string owner = r == 0 ? "data_parallel" : second;
+      const StateRow row{.key = {owner, "regions", "bucket 0"},
+                         .dtype = DType::int64,
+                         .rule = LayoutRule::same,
+                         .shard = Shard::whole({1}),
+                         .peers = {0, 1, static_cast<std::uint64_t>(r)}};
+      const std::int64_t mine = r;
+      registry.add(owner, {.rows =
+                               [&] {
+                                 LiveRow live{.row = row};
+                                 live.read = [&](std::vector<std::byte>& scratch) {
+                                   const auto bytes = std::as_bytes(std::span(&mine, 1));
+                                   scratch.assign(bytes.begin(), bytes.end());
+                                   return std::span<const std::byte>(scratch);
+                                 };
+                                 return std::vector<LiveRow>{live};
+                               },
+                           .missing = {},
+                           .commit = {},
+                           .roll_back = {}});
+      write_shards(dir, info_of(1), registry, r, 2);
+    }
+    return refusal([&] { commit_checkpoint(dir, info_of(1), 2); });
+  };
+  EXPECT_THAT(commit_of(Folder(), "data_parallel"),
+              HasSubstr("rank-1-of-2.safetensors': it differs from rank-0-of-2.safetensors in the regions of "
+                        "'bucket 0', of data_parallel: the ranks disagree, or groups that "
+                        "hold different state have strategies of one name"));
+  EXPECT_EQ(commit_of(Folder(), "second"), "");  // control
 }
 
 TEST(Checkpoint, WhatIsNoWholeIsNotCommitted) {
@@ -241,7 +279,8 @@ TEST(Checkpoint, WhatIsNoWholeIsNotCommitted) {
        "30 of the 60 elements of the value of 'columns'"},
       {[&](Sample& s) { named(s, "columns").shard.first[1] = 4; },
        "[0:6,4:9] of [6,10], overlaps [0:6,0:5] of [6,10]"},
-      {[&](Sample& s) { named(s, "columns").shard.shape = {6, 11}; }, "it has another value of 'columns'"},
+      {[&](Sample& s) { named(s, "columns").shard.shape = {6, 11}; },
+       "it differs from rank-0-of-2.safetensors in the value of 'columns'"},
       {[&](Sample& s) { named(s, "experts").shard.first[0] = 0; }, "the value of 'experts'"},
       {[&](Sample& s) { named(s, "wte").peers = {0, 2}; }, "'wte'"},
       {[](Sample& s) { s.registry.remove("data_parallel"); }, "is in no file"},
