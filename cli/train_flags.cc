@@ -146,11 +146,16 @@ void resolve_data(TrainFlags& t) {
   data.path = !t.text.empty() ? t.text : t.megatron;
 }
 
-void resolve_plan(TrainFlags& t) {
-  const LinkSpec plan = parse_link(t.plan_link);
-  t.options.planned_link = {.hop_seconds = std::max(plan.latency_seconds, 1e-9),
-                            .seconds_per_byte = 1 / plan.bytes_per_second,
-                            .fold_seconds_per_byte = 0};
+LinkCost planned_by(const std::string& link) {
+  const LinkSpec plan = parse_link(link);
+  return {.hop_seconds = std::max(plan.latency_seconds, 1e-9),
+          .seconds_per_byte = 1 / plan.bytes_per_second,
+          .fold_seconds_per_byte = 0};
+}
+
+void resolve_plan(TrainFlags& t, const std::string& link) {
+  if (t.plan_link.empty()) t.plan_link = link.empty() ? "1gbit,50us" : link;
+  t.options.planned_link = planned_by(t.plan_link);
 }
 
 int resolve_ranks(const TrainFlags& t, const Placement& place, bool named, int most) {

@@ -18,7 +18,7 @@ namespace weft::cli {
 
 // As typed; what is empty has a default that depends on something else.
 struct TrainFlags {
-  std::string preset = "default", plan_link = "1gbit,50us";
+  std::string preset = "default", plan_link;
   std::string text, megatron;
   std::optional<std::int64_t> vocabulary, context, width, samples;
   std::optional<int> layers, heads;
@@ -55,7 +55,9 @@ void check_computation(const Computation& computation, const TrainOptions& optio
 // Throws UsageError. Whether they can be meant is for check_train() to say.
 void resolve_model(TrainFlags& flags);
 void resolve_data(TrainFlags& flags);
-void resolve_plan(TrainFlags& flags);
+// The plan goes by --plan-link, or by `link` (the run's, empty: none), or by 1 Gbit/s and 50 us.
+void resolve_plan(TrainFlags& flags, const std::string& link = {});
+LinkCost planned_by(const std::string& link);  // throws UsageError
 // The number of ranks: as typed, or the launcher's. `named`: --ranks stands on the command line.
 inline constexpr int kMostRanks = 256, kMostSimulatedRanks = 4096;
 int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named, int most = kMostRanks);

@@ -45,7 +45,8 @@ VerifyCommand read(const std::vector<std::string>& arguments, const Placement& p
   settings.group("Run");
   settings.add("steps", t.options.steps, "of both");
   settings.add("ranks", t.ranks, "as threads of this process; under a launcher: its number");
-  settings.add("plan-link", t.plan_link, "RATE[,LATENCY] by which algorithms are chosen; bits depend on it");
+  settings.add("plan-link", t.plan_link,
+               "RATE[,LATENCY] by which algorithms are chosen (default 1gbit,50us); bits depend on it");
   settings.add("threads", t.options.threads, "of torch, a rank");
   app.add_flag("--json", command.json, "one object instead of the table")->group("Run");
   app.add_option("--spoil", command.spoil)->group("");  // tests: a parameter with a planted fault

@@ -68,8 +68,9 @@ struct Parser {
     settings.add("steps", typed.steps, "measured, of each variant and link, after 3 of warm-up");
     add_computation_flags(settings, typed);
     settings.add("threads", typed.options.threads, "of torch, a rank");
-    settings.add("plan-link", typed.plan_link,
-                 "RATE[,LATENCY] by which algorithms are chosen; bits depend on it");
+    settings.add(
+        "plan-link", typed.plan_link,
+        "RATE[,LATENCY] by which algorithms are chosen (default: the link of each row); bits depend on it");
     app.add_flag("--json", typed.json, "one object a variant and link instead of the table")
         ->group("Comparison");
     app.add_option("--out", typed.out, "folder of points and page (default runs/<model>-compare-<UTC time>)")
@@ -124,8 +125,12 @@ std::vector<std::string> swept(const std::string& sweep, const std::string& link
 std::vector<NamedLink> links_of(const Typed& t, int ranks) {
   const std::string link = t.link == kNoLink ? "" : t.link;
   std::vector<NamedLink> links;
-  for (const std::string& name : t.sweep.empty() ? std::vector{link} : swept(t.sweep, link))
-    links.push_back({.name = name.empty() ? kNoLink : name, .link = resolve_network(name, t, ranks)});
+  for (const std::string& name : t.sweep.empty() ? std::vector{link} : swept(t.sweep, link)) {
+    NamedLink& named = links.emplace_back();
+    named.name = name.empty() ? kNoLink : name;
+    named.link = resolve_network(name, t, ranks);
+    if (t.plan_link.empty() && named.link) named.planned = planned_by(name);
+  }
   return links;
 }
 

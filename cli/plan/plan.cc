@@ -45,7 +45,8 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   s.add("mesh", c.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
   s.add("link", c.link, "RATE[,LATENCY] between ranks, e.g. 1gbit,50us; none: no limit");
   add_node_flags(s, c);
-  s.add("plan-link", c.plan_link, "RATE[,LATENCY] by which algorithms are chosen");
+  s.add("plan-link", c.plan_link,
+        "RATE[,LATENCY] by which algorithms are chosen and rows priced (default: --link, else 1gbit,50us)");
   s.group("Plan");
   s.add("outline", c.outline, "FILE of `weft outline`: seconds that were measured");
   s.add("flops", c.flops, "RATE of a rank where there is no outline: seconds from FLOPs (default 50gflops)");
@@ -168,7 +169,7 @@ int plan(const std::vector<std::string>& arguments) {
   add_flags(app, settings, command);
   parse_flags(app, arguments);
   resolve_model(command);
-  resolve_plan(command);
+  resolve_plan(command, command.link);
   const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
   check_mesh(command.mesh, ranks);
   const bool is_auto = take_auto(command.options.scheme);

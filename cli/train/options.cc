@@ -37,7 +37,9 @@ void add_run(CLI::App& app, Settings& s, Typed& t) {
   s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
   s.add("link", t.link, "RATE[,LATENCY], e.g. 1gbit,50us: a slow network between threads");
   add_node_flags(s, t);
-  s.add("plan-link", t.plan_link, "RATE[,LATENCY] by which algorithms are chosen; bits depend on it");
+  s.add(
+      "plan-link", t.plan_link,
+      "RATE[,LATENCY] by which algorithms are chosen (default: --link, else 1gbit,50us); bits depend on it");
   s.add("threads", t.options.threads, "of torch, a rank");
   add_computation_flags(s, t);
   s.add("checkpoint-every", t.checkpoint_every, "steps, and after the last one; 0: none");
@@ -91,7 +93,7 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
                                 t.simulated() ? kMostSimulatedRanks : kMostRanks);
   resolve_model(t);
   resolve_data(t);
-  resolve_plan(t);
+  resolve_plan(t, place.launcher == Placement::Launcher::none ? t.link : "");
   check_mesh(t.mesh, command.ranks);
   command.auto_scheme = take_auto(t.options.scheme);
   check_train(t.options, command.ranks);

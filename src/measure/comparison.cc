@@ -62,7 +62,7 @@ std::vector<std::string> Comparison::wanted() const {
   return names;
 }
 
-TrainOptions Comparison::options_of(const std::string& name) const {
+TrainOptions Comparison::options_of(const std::string& name, const NamedLink& link) const {
   TrainOptions out;
   for (const Variant& variant : options_.variants) {
     if (variant.name == name) out = variant.options;
@@ -73,11 +73,12 @@ TrainOptions Comparison::options_of(const std::string& name) const {
     }
   }
   out.steps = turns_.steps();
+  if (link.planned) out.planned_link = *link.planned;
   return out;
 }
 
 void Comparison::measure() {
-  std::vector<NamedLink> links{{.name = kNoLink, .link = std::nullopt}};
+  std::vector<NamedLink> links{{.name = kNoLink, .link = std::nullopt, .planned = std::nullopt}};
   for (const NamedLink& link : options_.links) {
     if (link.link) links.push_back(link);
   }
@@ -98,7 +99,7 @@ void Comparison::measure() {
 
 void Comparison::save(const std::string& variant, const NamedLink& link, const Recorded& recorded,
                       bool side_by_side) {
-  const SchemeOptions scheme = options_of(variant).scheme;
+  const SchemeOptions scheme = options_of(variant, link).scheme;
   Point point = point_of(recorded, turns_.measured);
   point.variant = variant;
   point.scheme = scheme.name;
@@ -133,7 +134,7 @@ void Comparison::measure(const std::vector<std::string>& variants, const NamedLi
 void Comparison::simulate_all(const std::vector<std::string>& variants, const NamedLink& link) {
   for (const std::string& variant : variants) {
     progress_.show(link.name + ": " + variant);
-    const TrainOptions options = options_of(variant);
+    const TrainOptions options = options_of(variant, link);
     if (!costs_.contains(variant)) costs_[variant] = measured_costs(options, options_.ranks, outline_);
     SimulationOptions simulation = simulation_of(options_.ranks, link.link, costs_[variant]);
     simulation.byte_scale = options_.computation.byte_scale;
@@ -145,7 +146,7 @@ void Comparison::simulate_all(const std::vector<std::string>& variants, const Na
 RunVariant Comparison::work_at(const NamedLink& link) {
   if (!emulated_) {
     return [&](const std::string& variant, Lane& lane) {
-      const Training training{.options = options_of(variant),
+      const Training training{.options = options_of(variant, link),
                               .ranks = options_.ranks,
                               .run = run_options(link.link),
                               .turns = &turns_,
@@ -154,7 +155,7 @@ RunVariant Comparison::work_at(const NamedLink& link) {
     };
   }
   return [&](const std::string& variant, Lane& lane) {
-    EmulationOptions options = emulation_of(options_of(variant), options_.ranks, outline_);
+    EmulationOptions options = emulation_of(options_of(variant, link), options_.ranks, outline_);
     options.before_step = [&](std::int64_t step) { lane.before_step(step); };
     options.settles_after = [&](std::int64_t step) { return turns_.ends_behind(step); };
     const EmulatedRun run =

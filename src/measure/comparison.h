@@ -31,6 +31,7 @@ struct Variant {
 struct NamedLink {
   std::string name;                  // "1gbit,50us", kNoLink
   std::optional<EmulatedLink> link;  // none: not shaped
+  std::optional<LinkCost> planned;   // by which algorithms are chosen on it; none: as the variants say
 };
 
 struct ComparisonOptions {
@@ -76,7 +77,7 @@ class Comparison {
 
  private:
   std::vector<std::string> wanted() const;
-  TrainOptions options_of(const std::string& variant) const;
+  TrainOptions options_of(const std::string& variant, const NamedLink& link) const;
   void save(const std::string& variant, const NamedLink& link, const Recorded& recorded, bool side_by_side);
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);

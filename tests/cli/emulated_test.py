@@ -205,6 +205,19 @@ class NetworkTest(ByOutline):
         self.assertGreater(summary["step_seconds_median"], 1.5 * flat["step_seconds_median"])
         self.assertIsNone(summary["wire_bytes"])
 
+    def test_every_link_of_a_sweep_is_planned_for_itself(self) -> None:
+        # Where a hop takes long, spardl takes teams, which send more bytes in fewer hops.
+        def sent(*flags: str) -> list[float]:
+            rows = self.rows(*IN_VIRTUAL_TIME, "--ranks", "8", "--steps", "2", "--schemes", "spardl", "--codec", "coo", *flags)
+            return [row["payload_bytes_per_step"] for row in rows]
+
+        links = ("100mbit,1us", "100mbit,20ms")
+        alone = [sent("--link", link, "--plan-link", link, "--out", f"alone{i}")[0] for i, link in enumerate(links)]
+        self.assertNotEqual(alone[0], alone[1])
+        self.assertEqual(sent("--sweep", "link=" + ",".join(links), "--out", "swept"), alone)
+        # Control: one plan for all of them.
+        self.assertEqual(sent("--sweep", "link=" + ",".join(links), "--plan-link", links[0], "--out", "one"), [alone[0]] * 2)
+
     def test_bad_nodes(self) -> None:
         self.refused(*BY_OUTLINE, "--nodes", "2", says="--link")
         self.refused(*self.FLAGS, "--nodes", "5", says="4 ranks")

@@ -57,6 +57,20 @@ class PlanTest(unittest.TestCase):
         self.assertTrue(any(m["move"] == "wait" and m["offset"] == 1 for m in moves))
         self.assertTrue(any(m["move"] == "start" and m["inside"] for m in moves))
 
+    def test_rows_are_priced_by_the_link_of_the_run(self) -> None:
+        def longest(*flags: str) -> tuple[float, float]:
+            rows = self.plan("--ranks", "4", "--scheme", "dense", "--bucket-mib", "64", *flags)["rows"]
+            row = max(rows, key=lambda r: r["bytes"])
+            return row["bytes"], row["seconds"]
+
+        for link, rate in (("10mbit,50us", 1.25e6), ("200mbit,50us", 25e6)):
+            sent, seconds = longest("--link", link)
+            # A ring of four: six hops, and its bytes at the link's rate.
+            self.assertAlmostEqual(seconds, sent / rate + 6 * 50e-6, delta=0.02 * seconds)
+        # Control: what is planned by another link is priced by that.
+        sent, seconds = longest("--link", "10mbit,50us", "--plan-link", "200mbit,50us")
+        self.assertLess(seconds, 1.2 * sent / 25e6)
+
     def test_a_slower_link_takes_longer_and_clipping_waits(self) -> None:
         fast, slow = (self.plan("--link", link, "--scheme", "dense") for link in ("1gbit,50us", "10mbit,50us"))
         self.assertGreater(slow["step_seconds"], 2 * fast["step_seconds"])

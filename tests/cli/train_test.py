@@ -107,6 +107,7 @@ class RunTest(TrainTest):
         self.ok(self.train(*TINY, *flags, "--out", "a"))
         config = (self.folder / "a/config.toml").read_text()
         self.assertNotIn("token = ", config.lower().replace("tokens = ", ""))
+        self.assertIn('plan-link = "2gbit,20us"', config)  # that of the run
         self.ok(self.train("--config", "a/config.toml", "--out", "b"))
         self.assertEqual((self.folder / "b/config.toml").read_text(), config)
         self.assertEqual(self.losses("a"), self.losses("b"))
