@@ -155,10 +155,10 @@ void print_text(const Planned& p, int ranks) {
   if (!p.plan.why_updates_wait.empty())
     std::printf("\nno update before the verdict of its step: %s\n", p.plan.why_updates_wait.c_str());
   std::printf(
-      "\npredicted: %s a step, %s of it exposed; %s from the busiest rank (rows: by formula, 8 bytes an "
+      "\npredicted: %s a step, %s of it exposed; %s from the busiest %s (rows: by formula, 8 bytes an "
       "entry)\n",
       seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
-      size_text(predicted.busiest_port_bytes).c_str());
+      size_text(predicted.busiest_port_bytes).c_str(), p.command.nodes > 0 ? "node" : "rank");
 }
 
 int plan(const std::vector<std::string>& arguments) {

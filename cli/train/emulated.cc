@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "measure/memory.h"
+#include "measure/predicted.h"
 #include "measure/run_report.h"
 #include "measure/summary.h"
 #include "torch_verbs.h"
@@ -75,11 +76,10 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   summarize(job_of(ranks), tokens * static_cast<double>(steps), summary);
   summary.formula_bytes_per_step = static_cast<double>(done.ranks.front().formula_bytes);
   summary.wire_bytes = done.wire_bytes;
-  if (!command.computation.simulated()) {
-    simulation.traces = nullptr;
-    summary.predicted_step_seconds =
-        predict(outline, emulation_of(options, command.ranks, outline), simulation).step_seconds;
-  }
+  if (command.computation.simulated())
+    summary.not_predicted = "the run is simulated itself";
+  else
+    add_prediction(outline, emulation_of(options, command.ranks, outline), simulation, summary);
   report.finish(summary);
 }
 

@@ -6,6 +6,7 @@
 
 #include "data/open.h"
 #include "measure/memory.h"
+#include "measure/predicted.h"
 #include "measure/run_report.h"
 #include "outline/measured.h"
 #include "torch_verbs.h"
@@ -80,6 +81,7 @@ void on_threads(TrainCommand command) {
     if (world.rank() == 0) summary = mine;
   });
   write_traces(fs::path(folder) / "trace.json", traces);
+  predict_run(command.options, command.ranks, command.link, true, summary);
   report.finish(summary);
 }
 
@@ -113,7 +115,9 @@ void as_launched(TrainCommand command) {
     }
   }
   write_traces(fs::path(folder) / ("trace.rank" + std::to_string(rank) + ".json"), traces, rank);
-  if (report != nullptr) report->finish(summary);
+  if (report == nullptr) return;
+  predict_run(command.options, command.ranks, std::nullopt, false, summary);
+  report->finish(summary);
 }
 
 }  // namespace

@@ -38,6 +38,11 @@ std::string form(const char* format, T... values) {
 // JSON has no infinity.
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+template <class T>
+Json if_known(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
 std::string count_text(double count) {
   if (count >= 1e6) return form("%.1f M", count / 1e6);
   if (count >= 1e4) return form("%.1f k", count / 1e3);
@@ -153,31 +158,33 @@ void RunReport::finish(const TrainSummary& s) {
     return;
   }
   const bool real = report_.compute == "real";
-  const Json summary{
-      {"model", options_.model},
-      {"parameters", start_.parameters},
-      {"scheme", options_.scheme.name},
-      {"density", options_.scheme.density},
-      {"updates_wait_because", why_updates_wait(options_)},
-      {"transport", report_.transport},
-      {"ranks", report_.ranks},
-      {"compute", report_.compute},
-      {"oversubscribed", report_.oversubscribed},
-      {"first_step", s.first_step},
-      {"steps", s.steps},
-      {"skipped_steps", s.skipped},
-      {"first_loss", real ? number(s.first_loss) : Json(nullptr)},
-      {"final_loss", real ? number(s.last_loss) : Json(nullptr)},
-      {"seconds", s.seconds},
-      {"tokens_per_second", s.tokens_per_second},
-      {"step_seconds_median", s.step_seconds_median},
-      {"predicted_step_seconds", s.predicted_step_seconds ? Json(*s.predicted_step_seconds) : Json(nullptr)},
-      {"step_seconds", s.step_seconds},
-      {"waiting_share", s.waiting_share},
-      {"payload_bytes_per_step", s.payload_bytes_per_step},
-      {"formula_bytes_per_step", s.formula_bytes_per_step},
-      {"wire_bytes", s.wire_bytes ? Json(*s.wire_bytes) : Json(nullptr)},
-      {"checkpoint_step", s.checkpoint_step >= 0 ? Json(s.checkpoint_step) : Json(nullptr)}};
+  const Json summary{{"model", options_.model},
+                     {"parameters", start_.parameters},
+                     {"scheme", options_.scheme.name},
+                     {"density", options_.scheme.density},
+                     {"updates_wait_because", why_updates_wait(options_)},
+                     {"transport", report_.transport},
+                     {"ranks", report_.ranks},
+                     {"compute", report_.compute},
+                     {"oversubscribed", report_.oversubscribed},
+                     {"first_step", s.first_step},
+                     {"steps", s.steps},
+                     {"skipped_steps", s.skipped},
+                     {"first_loss", real ? number(s.first_loss) : Json(nullptr)},
+                     {"final_loss", real ? number(s.last_loss) : Json(nullptr)},
+                     {"seconds", s.seconds},
+                     {"tokens_per_second", s.tokens_per_second},
+                     {"step_seconds_median", s.step_seconds_median},
+                     {"predicted_step_seconds", if_known(s.predicted_step_seconds)},
+                     {"exposed_seconds", if_known(s.exposed_seconds)},
+                     {"predicted_exposed_seconds", if_known(s.predicted_exposed_seconds)},
+                     {"not_predicted_because", s.not_predicted},
+                     {"step_seconds", s.step_seconds},
+                     {"waiting_share", s.waiting_share},
+                     {"payload_bytes_per_step", s.payload_bytes_per_step},
+                     {"formula_bytes_per_step", s.formula_bytes_per_step},
+                     {"wire_bytes", if_known(s.wire_bytes)},
+                     {"checkpoint_step", s.checkpoint_step >= 0 ? Json(s.checkpoint_step) : Json(nullptr)}};
   write_file(report_.folder / "summary.json", summary.dump(2) + "\n");
   if (real)
     std::printf("loss %.4f -> %.4f in %lld steps, %s of training\n", s.first_loss, s.last_loss,
@@ -188,8 +195,14 @@ void RunReport::finish(const TrainSummary& s) {
               : real                     ? ""
                                          : ", emulated",
               100 * s.waiting_share);
-  if (s.predicted_step_seconds)
-    std::printf("the plan predicted %s a step\n", seconds_text(*s.predicted_step_seconds).c_str());
+  if (s.predicted_step_seconds) {
+    std::printf("the plan predicts %s a step, %s of it exposed (measured: %s and %s)\n",
+                seconds_text(*s.predicted_step_seconds).c_str(),
+                seconds_text(*s.predicted_exposed_seconds).c_str(),
+                seconds_text(s.step_seconds_median).c_str(), seconds_text(*s.exposed_seconds).c_str());
+  } else if (!s.not_predicted.empty()) {
+    std::printf("no prediction: %s\n", s.not_predicted.c_str());
+  }
   std::printf("gradients: %s a step from the busiest rank (formula: %s)\n",
               size_text(s.payload_bytes_per_step).c_str(), size_text(s.formula_bytes_per_step).c_str());
   std::printf("%s\n", report_.folder.string().c_str());

@@ -5,6 +5,7 @@
 
 #include "base/statistics.h"
 #include "transports/endpoint.h"
+#include "transports/link_model.h"
 #include "workload/job_steps.h"
 #include "workload/step_parts.h"
 #include "world/sim_ranks.h"
@@ -16,6 +17,21 @@ namespace {
 constexpr std::int64_t kSettle = 3, kSteps = 4;  // walked before, and looked at
 
 double step_of(const std::vector<EmulatedSteps>& ranks) { return median(job_steps(seconds_of(ranks))); }
+
+// Ranks of one node share its port.
+double busiest_port_bytes(const std::vector<EmulatedSteps>& ranks, const SimulationOptions& simulation) {
+  const LinkOptions link{.ranks = simulation.ranks, .nodes = simulation.link.nodes};
+  std::vector<std::vector<double>> of_node(ranks.size());  // by step
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const std::vector<double>& bytes = ranks[r].scale_out_bytes;
+    std::vector<double>& sum = of_node[static_cast<std::size_t>(node_of(link, static_cast<int>(r)))];
+    sum.resize(bytes.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i) sum[i] += bytes[i];
+  }
+  double most = 0;
+  for (std::vector<double>& bytes : of_node) most = std::max(most, median(std::move(bytes)));
+  return most;
+}
 
 std::vector<EmulatedSteps> walk(const Outline& outline, EmulationOptions emulation,
                                 const SimulationOptions& simulation) {
@@ -56,8 +72,7 @@ Prediction predict(const Outline& outline, const EmulationOptions& emulation,
   out.step_seconds = step_of(ranks);
   out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
   out.compute_seconds = compute_seconds(outline);
-  for (const EmulatedSteps& rank : ranks)
-    out.busiest_port_bytes = std::max(out.busiest_port_bytes, median(rank.payload_bytes));
+  out.busiest_port_bytes = busiest_port_bytes(ranks, simulation);
   return out;
 }
 

@@ -19,7 +19,8 @@ struct Prediction {
   double step_seconds = 0;        // of the job: median
   double exposed_seconds = 0;     // of them, that the same step takes less on a link without limits
   double compute_seconds = 0;     // of the model, by the outline
-  double busiest_port_bytes = 0;  // payload that the busiest rank sends in a step
+  double busiest_port_bytes = 0;  // of a step's gradients, that leave the busiest node: each rank, or those
+                                  // that share a port
 };
 
 struct Plan {

@@ -14,6 +14,7 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
     const Time start = engine.now();
     switch (move.kind) {
       case Move::Kind::compute:
+        strategies->computing();
         co_await driver->compute(move.piece);
         engine.note(TraceEvent::Kind::computing, strategies->shape().title(move.piece), strategies->step(),
                     start);
@@ -31,7 +32,7 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
         if (ticket.valid() && engine.now() > start)
           engine.note(TraceEvent::Kind::waiting, strategies->name_of(move.exchange), strategies->step(),
                       start);
-        strategies->waited(move);
+        strategies->waited(move, start);
         break;
       }
     }

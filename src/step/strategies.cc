@@ -13,6 +13,11 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw UsageError("step: " + what); }
 
+ModelShape checked(ModelShape shape) {
+  shape.check();
+  return shape;
+}
+
 Piece update_of(int block) { return {Work::update, block, 0, 0}; }
 
 // Tables that are verified say this of their own exchanges.
@@ -21,8 +26,11 @@ constexpr const char* kNames[] = {"plan of the step", "tokens of the step", "ver
 }  // namespace
 
 Strategies::Strategies(Engine& engine, const Comm& world, ModelShape shape, StepOptions options)
-    : engine_(engine), world_(world), shape_(std::move(shape)), options_(std::move(options)) {
-  shape_.check();
+    : engine_(engine),
+      world_(world),
+      shape_(checked(std::move(shape))),
+      options_(std::move(options)),
+      clock_(shape_) {
   if (!(options_.clip_norm >= 0)) refuse("the norm to clip to must not be negative");
 }
 
@@ -259,13 +267,18 @@ void Strategies::batch_known(const BatchInfo& batch) {
   for (const auto& s : strategies_) s->batch_known(batch);
 }
 
-void Strategies::gradient_ready(int parameter, std::span<const float> gradient) {
+template <class T>
+void Strategies::hand_over(int parameter, std::span<const T> gradient) {
+  const Time from = engine_.now();
   const Place& place = takes_[static_cast<std::size_t>(parameter)];
   at(place.strategy).gradient_ready(place.local, gradient);
+  clock_.handed_over(parameter, from, engine_.now());
+}
+void Strategies::gradient_ready(int parameter, std::span<const float> gradient) {
+  hand_over(parameter, gradient);
 }
 void Strategies::gradient_ready(int parameter, std::span<const double> gradient) {
-  const Place& place = takes_[static_cast<std::size_t>(parameter)];
-  at(place.strategy).gradient_ready(place.local, gradient);
+  hand_over(parameter, gradient);
 }
 
 void Strategies::number_step(std::int64_t number) { next_number_ = number; }
@@ -275,6 +288,7 @@ void Strategies::begin(const Table& table) {
   result_.reset();
   norm_ = 0;
   settles_ = table.phase == Phase::settle;
+  clock_.begin(table);
   announced_.resize(exchanges_.size());
   if (settles_) return;
   for (const auto& s : strategies_) s->step_begin();
@@ -287,6 +301,7 @@ void Strategies::begin(const Table& table) {
 }
 
 void Strategies::computed(const Piece& piece) {
+  clock_.computed(piece, engine_.now());
   for (const auto& s : strategies_) s->computed(piece);
   if (piece.work != Work::backward || --backwards_left_ > 0) return;
   for (const auto& s : strategies_) s->step_end();
@@ -328,14 +343,18 @@ Ticket Strategies::ticket(const Move& wait) const {
   return at(place.strategy).ticket(place.local, wait.offset);
 }
 
-void Strategies::waited(const Move& wait) {
+void Strategies::waited(const Move& wait, Time since) {
+  clock_.waited(since, engine_.now());
   if (wait.exchange == kPlan)
     world_verdict_ = std::ranges::any_of(*verdict_wishes_, [](std::int64_t wish) { return wish != 0; });
   if (wait.exchange == kBatch) batch_agreed();
   if (wait.exchange == kVerdict) take_verdict();
 }
 
-void Strategies::end(const Table& table) { under_way_ = table.phase != Phase::settle; }
+void Strategies::end(const Table& table) {
+  clock_.end(engine_.now());
+  under_way_ = table.phase != Phase::settle;
+}
 
 // ---- tokens and losses ----
 

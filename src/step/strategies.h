@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "state/registry.h"
+#include "step/step_times.h"
 #include "step/strategy.h"
 
 namespace weft {
@@ -104,11 +105,12 @@ class Strategies {
 
   // ---- what the walker says ----
   void begin(const Table& table);
+  void computing() { clock_.computing(engine_.now()); }
   void computed(const Piece& piece);
   void announce(int exchange);
   void start(const Move& move, TensorSource& tensors);
   Ticket ticket(const Move& wait) const;
-  void waited(const Move& wait);
+  void waited(const Move& wait, Time since);
   void end(const Table& table);
 
   // ---- what the driver asks ----
@@ -124,6 +126,8 @@ class Strategies {
   double gradient_norm() const { return norm_; }  // of that step, where it is clipped
   // The mean over its tokens of the step before the one that is walked, once it is known.
   std::optional<double> last_loss() const { return last_loss_; }
+  // Of the step that was walked last, on this rank.
+  const StepTimes& times() const { return clock_.times(); }
   // Everything that may be in flight: before memory goes away after an error.
   std::vector<Ticket> tickets() const;
 
@@ -135,6 +139,8 @@ class Strategies {
   enum Own : int { kPlan, kBatch, kVerdict, kNumOwn };  // exchanges of the list itself, and their slots
 
   void take(std::unique_ptr<Strategy> strategy);
+  template <class T>
+  void hand_over(int parameter, std::span<const T> gradient);
   void list_exchanges();
   void compare();
   Tables make_tables(int micro_batches) const;
@@ -151,6 +157,7 @@ class Strategies {
   Comm world_;
   ModelShape shape_;
   StepOptions options_;
+  StepClock clock_;
   StateRegistry state_;
   std::vector<std::unique_ptr<Strategy>> strategies_;
   std::map<std::uint64_t, std::uint32_t> taken_slots_;  // by group id: how many

@@ -155,7 +155,7 @@ void EmulatedRank::one_step(std::int64_t step) {
   const Clock::time_point end = Clock::now();
   current_.seconds = seconds_between(began_, end);
   began_ = end;
-  account_.ended(current_);
+  account_.ended(current_, all.times());
 }
 
 void EmulatedRank::backward(int block) {

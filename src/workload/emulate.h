@@ -68,7 +68,10 @@ struct EmulatedSteps {
   std::vector<double> compute_seconds;    // processor time of all buckets' operations: choosing, coding,
                                           // adding up; 0 in virtual time
   std::vector<double> hand_over_seconds;  // copying gradients into their buckets, on the rank's thread
-  std::int64_t formula_bytes = 0;         // of the last step; data_parallel/formula.h
+  std::vector<StepTimes> times;           // of its pieces
+  // Of its gradients' payload, what leaves its node: what counts at the node's port. Empty in wall time.
+  std::vector<double> scale_out_bytes;
+  std::int64_t formula_bytes = 0;  // of the last step; data_parallel/formula.h
 };
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps

@@ -98,22 +98,13 @@ void check(const Outline& outline, std::string_view where) {
   check_tables(c, outline);
 }
 
-Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second) {
-  if (!(flops_per_second > 0) || !std::isfinite(flops_per_second))
-    throw UsageError("a rate of FLOPs a second must be positive");
+Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
   if (tokens_per_rank < 1) throw UsageError("a rank must have at least one token in a step");
   Outline out;
   out.model = shape.model;
-  out.source = Outline::kFlops;
-  out.flops_per_second = flops_per_second;
   out.parameters = shape.num_elements();
   out.tokens_per_rank = tokens_per_rank;
-  for (const BlockShape& block : shape.blocks) {
-    double flops = 0;
-    for (const PartShape& part : block.parts) flops += part.flops_per_token;
-    const double forward = flops * static_cast<double>(tokens_per_rank) / flops_per_second;
-    out.blocks.push_back({.name = block.name, .forward_seconds = forward, .backward_seconds = 2 * forward});
-  }
+  for (const BlockShape& block : shape.blocks) out.blocks.push_back({.name = block.name});
   for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
     const ParameterShape& p = shape.parameters[i];
     OutlineTensor tensor{
@@ -127,8 +118,35 @@ Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank
     }
     out.tensors.push_back(std::move(tensor));
   }
+  return out;
+}
+
+Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second) {
+  if (!(flops_per_second > 0) || !std::isfinite(flops_per_second))
+    throw UsageError("a rate of FLOPs a second must be positive");
+  Outline out = outline_of(shape, tokens_per_rank);
+  out.source = Outline::kFlops;
+  out.flops_per_second = flops_per_second;
+  for (std::size_t b = 0; b < shape.blocks.size(); ++b) {
+    double flops = 0;
+    for (const PartShape& part : shape.blocks[b].parts) flops += part.flops_per_token;
+    const double forward = flops * static_cast<double>(tokens_per_rank) / flops_per_second;
+    out.blocks[b].forward_seconds = forward;
+    out.blocks[b].backward_seconds = 2 * forward;
+  }
   check(out);
   return out;
+}
+
+void set_seconds(Outline& outline, const StepTimes& times) {
+  for (std::size_t b = 0; b < outline.blocks.size(); ++b) {
+    outline.blocks[b].forward_seconds = times.forward[b];
+    outline.blocks[b].backward_seconds = times.backward[b];
+    outline.blocks[b].update_seconds = times.update[b];
+  }
+  for (std::size_t i = 0; i < outline.tensors.size(); ++i) outline.tensors[i].ready = times.ready[i];
+  outline.other_seconds = times.other;
+  check(outline);
 }
 
 double compute_seconds(const Outline& outline) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "data_parallel/buckets.h"
+#include "step/step_times.h"
 #include "weft/train/shape.h"
 
 namespace weft {
@@ -61,10 +62,17 @@ struct Outline {
 // or do not add up, times that are negative or not finite, blocks and tensors that are not there.
 void check(const Outline& outline, std::string_view where = "outline");
 
+// Names and lengths without seconds. Of a table at most `tokens_per_rank` rows are touched. Throws UsageError
+// for tokens that are not positive.
+Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank);
+
 // Seconds from FLOPs: a block's forward takes its FLOPs a token times tokens over the rate, its backward
-// twice as much, an update nothing; gradients are there at the end of their block's backward. Of a table at
-// most `tokens_per_rank` rows are touched. Throws UsageError for a rate or tokens that are not positive.
+// twice as much, an update nothing; gradients are there at the end of their block's backward. Throws
+// UsageError for a rate or tokens that are not positive.
 Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second);
+
+// Seconds that were measured. REQUIRES: `times` are of the model that the outline was made of.
+void set_seconds(Outline& outline, const StepTimes& times);
 
 // The seconds of one step that communicates nothing.
 double compute_seconds(const Outline& outline);

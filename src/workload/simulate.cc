@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "data_parallel/formula.h"
+#include "transports/decorator.h"
 #include "transports/endpoint.h"
 #include "transports/sim_workers.h"
 #include "weft/error.h"
@@ -14,6 +15,35 @@
 namespace weft {
 
 namespace {
+
+// Counts what a rank's gradients send to other nodes, by step.
+class PortCount final : public Decorator {
+ public:
+  PortCount(Transport& inner, const LinkOptions& link) : Decorator(inner), link_(link) {}
+
+  using Decorator::post;
+  void post(SendRecord& send) noexcept override {
+    const bool leaves = node_of(link_, send.peer) != node_of(link_, rank());
+    if (leaves && send.operation.traffic == TrafficClass::gradient) {
+      bytes_.resize(std::max<std::size_t>(bytes_.size(), send.id.step + std::size_t{1}));
+      bytes_[send.id.step] += static_cast<double>(send.payload.size());
+    }
+    inner_.post(send);
+  }
+  // Of so many steps from `first` on.
+  std::vector<double> bytes(std::int64_t first, std::size_t count) const {
+    std::vector<double> out(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t step = static_cast<std::size_t>(first) + i;
+      if (step < bytes_.size()) out[i] = bytes_[step];
+    }
+    return out;
+  }
+
+ private:
+  const LinkOptions link_;
+  std::vector<double> bytes_;
+};
 
 // What all ranks of a run share.
 struct SimulatedJob {
@@ -138,7 +168,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   take_result();
   current_.seconds = seconds(comm_.now() - began_);
   began_ = comm_.now();
-  account_.ended(current_);
+  account_.ended(current_, all.times());
 }
 
 Task<void> SimulatedRank::settle() {
@@ -226,7 +256,14 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
   check(whole);
   check(given);
   check(simulation.costs);
-  SimRanks ranks(sim_options(simulation));
+  SimRanksOptions sim = sim_options(simulation);
+  std::vector<const PortCount*> ports;  // of each rank, owned by `ranks`
+  sim.decorate = [&](Transport& inner) {
+    auto port = std::make_unique<PortCount>(inner, sim.sim.link);
+    ports.push_back(port.get());
+    return port;
+  };
+  SimRanks ranks(sim);
   const Outline outline = shrunk(whole, simulation.byte_scale);
   const EmulationOptions options = shrunk(given, simulation.byte_scale);
   SimulatedJob job(outline, options, simulation);
@@ -245,10 +282,13 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     ranks.run({.name = "training steps"}, [&all](Comm comm, int r) {
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());
     });
-    for (const std::unique_ptr<SimulatedRank>& rank : all) {
-      out.push_back(rank->take());
-      for (double& bytes : out.back().payload_bytes) bytes *= simulation.byte_scale;
-      out.back().formula_bytes *= simulation.byte_scale;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      EmulatedSteps& steps = out.emplace_back(all[r]->take());
+      steps.scale_out_bytes = ports[r]->bytes(options.warmup, steps.payload_bytes.size());
+      for (std::vector<double>* values : {&steps.payload_bytes, &steps.scale_out_bytes}) {
+        for (double& bytes : *values) bytes *= simulation.byte_scale;
+      }
+      steps.formula_bytes *= simulation.byte_scale;
     }
   } catch (...) {
     // Operations end before the memory that they use does.

@@ -96,7 +96,8 @@ void check(const EmulationOptions& options) {
   if (options.warmup < 0) throw UsageError("steps of warm-up must not be negative");
 }
 
-void StepAccount::ended(const Step& step) {
+void StepAccount::ended(const Step& step, const StepTimes& times) {
+  all_.times.push_back(times);
   all_.step_seconds.push_back(step.seconds);
   all_.waited_seconds.push_back(step.waited);
   all_.hand_over_seconds.push_back(step.handed_over);
@@ -120,6 +121,7 @@ EmulatedSteps StepAccount::take(std::int64_t warmup) {
                                       &out.compute_seconds, &out.hand_over_seconds}) {
     values->erase(values->begin(), values->begin() + warmup);
   }
+  out.times.erase(out.times.begin(), out.times.begin() + warmup);
   return out;
 }
 

@@ -51,9 +51,9 @@ class StepAccount {
     double seconds = 0, waited = 0, handed_over = 0;
   };
 
-  void ended(const Step& step);                 // REQUIRES: the one before is complete
-  void settled(double seconds, double waited);  // in addition, of the step that has ended last
-  void complete(const DataParallel& parallel);  // its tickets are done, its result is there
+  void ended(const Step& step, const StepTimes& times);  // REQUIRES: the one before is complete
+  void settled(double seconds, double waited);           // in addition, of the step that has ended last
+  void complete(const DataParallel& parallel);           // its tickets are done, its result is there
   // Without the first `warmup` steps. REQUIRES: all are complete. formula_bytes is for the caller to set.
   EmulatedSteps take(std::int64_t warmup);
 

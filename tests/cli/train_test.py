@@ -93,6 +93,27 @@ class RunTest(TrainTest):
         self.assertTrue((self.folder / "a/checkpoints/step-4/index.safetensors").exists())
         self.refused(*TINY, "--out", "a", says="has a run already")
 
+    def test_a_summary_has_what_the_plan_predicts(self) -> None:
+        done = self.ok(self.train(*TINY, "--ranks", "2", "--steps", "14", "--scheme", "dense", "--link", "10mbit,50us", "--out", "a"))
+        summary = json.loads((self.folder / "a/summary.json").read_text())
+        self.assertIn("the plan predicts", done.stdout)
+        # The link decides: the bytes of a step alone take that long, and predicting no link would miss it.
+        wire = summary["payload_bytes_per_step"] / 1.25e6
+        median = summary["step_seconds_median"]
+        self.assertGreater(median, 0.9 * wire)
+        self.assertTrue(0.7 * median < summary["predicted_step_seconds"] < 1.3 * median, summary)
+        self.assertTrue(0 < summary["predicted_exposed_seconds"] < summary["predicted_step_seconds"], summary)
+        self.assertAlmostEqual(summary["exposed_seconds"] - summary["predicted_exposed_seconds"],
+                               median - summary["predicted_step_seconds"], places=6)
+        self.assertEqual(summary["not_predicted_because"], "")
+        # Control: where it cannot be told, it is not.
+        for flags, why in ((("--ranks", "1", "--steps", "8"), "one rank"), (("--ranks", "2", "--steps", "3"), "too few steps")):
+            done = self.ok(self.train(*TINY, *flags, "--scheme", "dense", "--out", why.replace(" ", "-")))
+            summary = json.loads((self.folder / why.replace(" ", "-") / "summary.json").read_text())
+            self.assertIn(why, summary["not_predicted_because"])
+            self.assertIsNone(summary["predicted_step_seconds"])
+            self.assertIn("no prediction: ", done.stdout)
+
     def test_a_default_folder_and_real_text(self) -> None:
         (self.folder / "book.txt").write_text("the cat sat on the mat and the dog sat on the cat . " * 40)
         self.ok(self.train("--preset", "tiny", "--model", "lm", "--text", "book.txt", "--ranks", "1", "--steps", "2",
@@ -147,6 +168,16 @@ class LauncherTest(TrainTest):
         self.refused(*flags, "--ranks", "3", "--out", "x", says="leave --ranks out",
                      before=(WEFT, "launch", "-n", "2", "--"))
         self.refused(*flags, "--out", "tcp", says="has a run already", before=(WEFT, "launch", "-n", "2", "--"))
+
+    def test_a_launched_run_is_predicted_over_the_link_that_it_measured(self) -> None:
+        flags = (*TINY, "--steps", "8", "--scheme", "dense", "--checkpoint-every", "0")
+        starts = {"tcp": (WEFT, "launch", "-n", "2", "--")} | ({"mpi": (*MPIRUN, "-n", "2")} if shutil.which("mpirun") else {})
+        for name, before in starts.items():
+            self.ok(self.train(*flags, "--out", name, before=before))
+            summary = json.loads((self.folder / name / "summary.json").read_text())
+            self.assertEqual(summary["transport"], name)
+            self.assertGreater(summary["predicted_step_seconds"], 0)
+            self.assertIsNotNone(summary["exposed_seconds"])
 
     def kill_rank_1(self, job: subprocess.Popen[str], name: str, after: int) -> None:
         """When the run has a checkpoint and is at least so far."""

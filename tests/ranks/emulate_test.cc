@@ -10,8 +10,11 @@
 #include <numeric>
 #include <thread>
 
+#include "base/statistics.h"
+#include "planner/plan.h"
 #include "weft/error.h"
 #include "weft/weft.h"
+#include "workload/job_steps.h"
 #include "workload/measure_kernels.h"
 
 namespace weft {
@@ -137,6 +140,30 @@ TEST(Emulate, ASlowLinkIsWaitedFor) {
     EXPECT_GT(sum(slow[r].waited_seconds), 0.3 * sum(slow[r].step_seconds));
     EXPECT_GT(sum(slow[r].step_seconds), sum(fast[r].step_seconds));
   }
+}
+
+// What a run knows of itself when it has ended: what its pieces took, by the clock of the walk, and its link.
+TEST(Emulate, AStepIsPredictedFromWhatTheRunMeasuredOfItself) {
+  const EmulatedLink link{.bytes_per_second = 1e6, .latency_seconds = 50e-6};
+  EmulationOptions options = options_of("dense");
+  options.warmup = 3;
+  options.steps = 9;
+  const std::vector<EmulatedSteps> ranks = emulate(4, options, link);
+  std::vector<double> mean(numbers_of(ranks[0].times[0]).size());
+  for (const EmulatedSteps& rank : ranks) {
+    const std::vector<double> typical = numbers_of(median_of(rank.times));
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += typical[i] / 4;
+  }
+  Outline own = outline();
+  set_seconds(own, with_numbers(ranks[0].times[0], mean));
+  // Of the 0.02 s of the timers; a rank that wakes up late has waited the less.
+  EXPECT_NEAR(compute_seconds(own), compute_seconds(outline()), 0.15 * compute_seconds(outline()));
+  const double measured = median(job_steps(seconds_of(ranks)));
+  SimulationOptions simulation{.ranks = 4, .link = link, .costs = {}};
+  EXPECT_NEAR(predict(own, options, simulation).step_seconds, measured, 0.15 * measured);
+  // Control: another link is not what was measured.
+  simulation.link.bytes_per_second *= 1.5;
+  EXPECT_LT(predict(own, options, simulation).step_seconds, 0.85 * measured);
 }
 
 TEST(Emulate, VirtualTimeSendsTheBytesOfWallTimeAndComputesByMeasuredCosts) {

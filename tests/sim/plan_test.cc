@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/statistics.h"
 #include "planner/choose.h"
 #include "weft/error.h"
 #include "weft/trace.h"
@@ -75,6 +76,73 @@ TEST(Plan, PredictsWhatARunInVirtualTimeTakes) {
   EXPECT_NEAR(predicted.compute_seconds, compute_seconds(outline), 1e-12);
   // Control: a link without limits exposes nothing.
   EXPECT_LT(predict(outline, options, over(0)).exposed_seconds, 1e-3 * predicted.step_seconds);
+}
+
+// Of so many ranks, one bucket of one tensor.
+Prediction of_one_tensor(std::int64_t elements, int ranks, EmulatedLink link) {
+  const ModelShape shape = chain_shape(
+      "one", {{.name = "block", .parameters = {{.name = "w", .dims = {elements}}}, .flops_per_token = 1}});
+  SimulationOptions simulation;
+  simulation.ranks = ranks;
+  simulation.link = link;
+  EmulationOptions options;
+  options.parallel.scheme.name = "dense";
+  return predict(outline_from_flops(shape, 1, 1e6), options, simulation);
+}
+
+TEST(Plan, RanksOfANodeShareItsPort) {
+  constexpr std::int64_t kLong = 1 << 20, kShort = 1000;
+  const EmulatedLink fast{.bytes_per_second = 1e7, .latency_seconds = 1e-6},
+      slow{.bytes_per_second = 1e9, .latency_seconds = 10e-3};
+  const auto on = [](EmulatedLink link, int nodes) {
+    link.nodes = nodes;
+    return link;
+  };
+  // A ring: every rank sends 2 (P-1)/P of it to the next one, and one rank of a node has its next elsewhere.
+  const double ring = 2.0 * 7 / 8 * 4 * kLong;
+  EXPECT_EQ(of_one_tensor(kLong, 8, fast).busiest_port_bytes, ring);
+  EXPECT_EQ(of_one_tensor(kLong, 8, on(fast, 2)).busiest_port_bytes, ring);
+  // Doubling: in the last of three hops all four ranks of a node send all of it to the other node.
+  EXPECT_EQ(of_one_tensor(kShort, 8, slow).busiest_port_bytes, 3 * 4 * kShort);
+  EXPECT_EQ(of_one_tensor(kShort, 8, on(slow, 2)).busiest_port_bytes, 4 * 4 * kShort);
+  // With four nodes of two ranks: in two of the three hops.
+  EXPECT_EQ(of_one_tensor(kShort, 8, on(slow, 4)).busiest_port_bytes, 2 * 2 * 4 * kShort);
+  EXPECT_EQ(of_one_tensor(kShort, 8, on(slow, 1)).busiest_port_bytes, 0);
+}
+
+// What a run measures of its own pieces is the outline that it goes by.
+TEST(Plan, ARunsOwnTimesPredictIt) {
+  Outline truth = outline_of(20e9);
+  truth.other_seconds = 0.002;
+  for (std::size_t b = 0; b < truth.blocks.size(); ++b)
+    truth.blocks[b].update_seconds = 1e-4 * static_cast<double>(b + 1);
+  for (std::size_t i = 0; i < truth.tensors.size(); ++i)
+    truth.tensors[i].ready = 0.2 + 0.8 / static_cast<double>(i + 1);
+  EmulationOptions options = options_of("dense");
+  options.parallel.scheme.buckets.bucket_bytes = 64
+                                                 << 20;  // what is exchanged begins when backward has ended
+  options.warmup = 3;
+  options.steps = 5;
+  const std::vector<EmulatedSteps> ranks = simulate_ranks(truth, options, over(12.5e6));
+  const StepTimes times = median_of(ranks[1].times);
+  ASSERT_GT(times.waited, 0.1 * truth.other_seconds);
+  Outline own = truth;
+  set_seconds(own, times);
+  for (std::size_t b = 0; b < truth.blocks.size(); ++b) {
+    EXPECT_NEAR(own.blocks[b].forward_seconds, truth.blocks[b].forward_seconds, 1e-7);
+    EXPECT_NEAR(own.blocks[b].backward_seconds, truth.blocks[b].backward_seconds, 1e-7);
+    EXPECT_NEAR(own.blocks[b].update_seconds, truth.blocks[b].update_seconds, 1e-7);
+  }
+  for (std::size_t i = 0; i < truth.tensors.size(); ++i) {
+    const double backward = truth.blocks[static_cast<std::size_t>(truth.tensors[i].block)].backward_seconds;
+    EXPECT_NEAR(own.tensors[i].ready * backward, truth.tensors[i].ready * backward, 1e-7);
+  }
+  EXPECT_NEAR(own.other_seconds, truth.other_seconds, 1e-7);
+  const double measured = median(job_steps(seconds_of(ranks)));
+  EXPECT_NEAR(predict(own, options, over(12.5e6)).step_seconds, measured, 0.02 * measured);
+  // Control: waiting that counts as computing.
+  own.blocks[0].backward_seconds += times.waited;
+  EXPECT_GT(predict(own, options, over(12.5e6)).step_seconds, 1.15 * measured);
 }
 
 TEST(Auto, StaysDenseWhereCompressionCannotPay) {

@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
+#include "step/step_times.h"
 #include "step/verify.h"
 #include "step/weaver.h"
 #include "weft/error.h"
@@ -227,6 +229,86 @@ TEST(Shapes, ThatDoNotHoldTogetherAreRefused) {
   EXPECT_EQ(tied_model().block_of(0), 0);
   EXPECT_EQ(tied_model().ready_after(3, 4), (Piece{Work::backward, 2, 0, 3}));
   EXPECT_EQ(tied_model().trained({false, true, true, true}).parameters.front().name, "attention");
+}
+
+// A clock that is moved by hand through a table: every piece takes so many seconds, every wait ten.
+StepTimes walked(StepClock& clock, const Table& table, double& at, const std::function<double(Piece)>& takes,
+                 const std::function<void(Piece, double)>& inside = {}) {
+  const auto now = [&at] { return from_seconds(at); };
+  clock.begin(table);
+  for (const Move& move : table.moves) {
+    if (move.kind == Move::Kind::compute) {
+      clock.computing(now());
+      if (inside) inside(move.piece, at);
+      at += takes(move.piece);
+      clock.computed(move.piece, now());
+    } else if (move.kind == Move::Kind::wait) {
+      clock.waited(now(), from_seconds(at + 10));
+      at += 10;
+    }
+  }
+  clock.end(now());
+  return clock.times();
+}
+
+TEST(StepTimes, PiecesHaveNeitherWaitsNorHandOvers) {
+  const ModelShape shape = tied_model();
+  const Tables tables = tables_of(shape, 1);
+  StepClock clock(shape);
+  double at = 5;
+  const auto takes = [](Piece piece) {
+    return piece.work == Work::update ? 1.0 : piece.work == Work::forward ? 2.0 : 4.0;
+  };
+  EXPECT_FALSE(walked(clock, tables.first, at, takes).steady);
+  EXPECT_EQ(clock.times().other, 0);
+  at += 3;  // the next batch is made
+  // The gradient of "mlp" is there after 1 of the 8 seconds of its block's backward, that of "attention" after
+  // 3 of its part's 4; handing either over takes half a second.
+  const auto inside = [&](Piece piece, double began) {
+    if (piece.work != Work::backward || piece.block != 1) return;
+    const int parameter = piece.part == 1 ? 2 : 1;
+    const double when = began + (piece.part == 1 ? 1 : 3);
+    clock.handed_over(parameter, from_seconds(when), from_seconds(when + 0.5));
+    at += 0.5;
+  };
+  const StepTimes times = walked(clock, tables.steady, at, takes, inside);
+  EXPECT_TRUE(times.steady);
+  EXPECT_THAT(times.forward, ::testing::ElementsAre(2, 4, 2));
+  EXPECT_THAT(times.backward, ::testing::ElementsAre(4, 8, 4));
+  EXPECT_THAT(times.update, ::testing::ElementsAre(1, 1, 1));
+  EXPECT_THAT(times.ready, ::testing::ElementsAre(1, 7.0 / 8, 1.0 / 8, 1));
+  EXPECT_DOUBLE_EQ(times.waited,
+                   10.0 * static_cast<double>(std::ranges::count_if(tables.steady.moves, [](const Move& m) {
+                     return m.kind == Move::Kind::wait;
+                   })));
+  EXPECT_DOUBLE_EQ(times.handed_over, 1);
+  EXPECT_DOUBLE_EQ(times.other, 3);
+  // Settling changes nothing of it.
+  walked(clock, tables.settle, at, takes);
+  EXPECT_EQ(numbers_of(clock.times()), numbers_of(times));
+}
+
+TEST(StepTimes, OnlyTheLastMicroBatchHasABackwardThatLetsGradientsGo) {
+  const ModelShape shape = tied_model();
+  const Tables tables = tables_of(shape, 3);
+  StepClock clock(shape);
+  double at = 0;
+  const auto takes = [](Piece piece) { return piece.work == Work::forward ? 2.0 : 4.0; };
+  const StepTimes times = walked(clock, tables.first, at, takes);
+  EXPECT_THAT(times.backward, ::testing::ElementsAre(4, 8, 4));
+  // Two more forwards of 8 s and two earlier backwards of 16 s stand behind the first forward.
+  EXPECT_THAT(times.forward, ::testing::ElementsAre(2, 4, 2 + 2 * 8 + 2 * 16));
+}
+
+TEST(StepTimes, MediansAreOfEachNumber) {
+  std::vector<StepTimes> steps(3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    steps[i].forward = {static_cast<double>(i)};
+    steps[i].backward = {static_cast<double>((i + 1) % 3)};
+    steps[i].update = steps[i].ready = {0.5};
+    steps[i].other = static_cast<double>((i + 2) % 3);
+  }
+  EXPECT_THAT(numbers_of(median_of(steps)), ::testing::ElementsAre(1, 1, 0.5, 0.5, 0, 0, 1));
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/statistics.h"
 #include "data/batches.h"
 #include "data/open.h"
 #include "patterns/schedule.h"
@@ -34,13 +33,6 @@ double now() {
 std::span<float> span_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
 }
-
-// What a rank measures of one step.
-struct StepTimes {
-  std::vector<double> forward, backward, update;  // seconds of each block
-  std::vector<double> ready;                      // of each tensor: share of its block's backward
-  double other = 0;
-};
 
 // A model on one thread, driven as Replica drives it, with clocks where that has communication.
 class MeasuredModel {
@@ -115,10 +107,9 @@ void MeasuredModel::update(std::size_t block) {
 StepTimes MeasuredModel::step(std::int64_t step) {
   const std::vector<int> parts = model_->shape().parts();
   const std::size_t blocks = parts.size();
-  StepTimes times{.forward = std::vector<double>(blocks),
-                  .backward = std::vector<double>(blocks),
-                  .update = std::vector<double>(blocks),
-                  .ready = {}};
+  StepTimes times;
+  for (std::vector<double>* values : {&times.forward, &times.backward, &times.update})
+    values->assign(blocks, 0);
   const TokenBatch tokens = batches_.at(step);
   const StepContext context{.seed = options_.train.seed, .step = step};
   const double began = now();
@@ -192,23 +183,12 @@ class SideBySide {
 
 void SideBySide::describe(const MeasuredModel& measured) {
   const ModelShape& shape = measured.model().shape();
-  out_.model = shape.model;
+  out_ = outline_of(shape, options_.sequences * sequence_length(options_.train));
   out_.side_by_side = options_.side_by_side;
-  out_.parameters = shape.num_elements();
-  out_.tokens_per_rank = options_.sequences * sequence_length(options_.train);
-  for (const BlockShape& block : shape.blocks) out_.blocks.push_back({.name = block.name});
-  for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
-    const ParameterShape& p = shape.parameters[i];
-    OutlineTensor tensor{
-        .name = p.name, .length = p.count(), .rows = p.rows(), .block = shape.block_of(static_cast<int>(i))};
-    if (tensor.rows > 0) tensor.columns = tensor.length / tensor.rows;
-    if (p.table) {
-      out_.tables.push_back({.name = p.name,
-                             .rows = tensor.rows,
-                             .width = tensor.columns,
-                             .rows_per_step = measured.rows_touched(measured.model().parameters()[i])});
+  for (OutlineTable& table : out_.tables) {
+    for (const Parameter& parameter : measured.model().parameters()) {
+      if (parameter.name == table.name) table.rows_per_step = measured.rows_touched(parameter);
     }
-    out_.tensors.push_back(std::move(tensor));
   }
 }
 
@@ -235,23 +215,14 @@ void SideBySide::run_rank(int rank, int steps, int warmup) {
 
 // Median over steps, mean over ranks.
 void SideBySide::summarise() {
-  const auto typical = [&](auto&& pick) {
-    double sum = 0;
-    for (const std::vector<StepTimes>& of_rank : times_) {
-      std::vector<double> values;
-      for (const StepTimes& step : of_rank) values.push_back(pick(step));
-      sum += median(std::move(values));
-    }
-    return sum / static_cast<double>(times_.size());
-  };
-  for (std::size_t b = 0; b < out_.blocks.size(); ++b) {
-    out_.blocks[b].forward_seconds = typical([b](const StepTimes& t) { return t.forward[b]; });
-    out_.blocks[b].backward_seconds = typical([b](const StepTimes& t) { return t.backward[b]; });
-    out_.blocks[b].update_seconds = typical([b](const StepTimes& t) { return t.update[b]; });
+  std::vector<double> mean;
+  for (const std::vector<StepTimes>& of_rank : times_) {
+    const std::vector<double> typical = numbers_of(median_of(of_rank));
+    mean.resize(typical.size());
+    for (std::size_t i = 0; i < typical.size(); ++i)
+      mean[i] += typical[i] / static_cast<double>(times_.size());
   }
-  for (std::size_t i = 0; i < out_.tensors.size(); ++i)
-    out_.tensors[i].ready = typical([i](const StepTimes& t) { return t.ready[i]; });
-  out_.other_seconds = typical([](const StepTimes& t) { return t.other; });
+  set_seconds(out_, with_numbers(times_.front().front(), mean));
 }
 
 Outline SideBySide::measure(int steps, int warmup) {
@@ -262,7 +233,6 @@ Outline SideBySide::measure(int steps, int warmup) {
   for (std::thread& thread : threads) thread.join();
   if (failure_) std::rethrow_exception(failure_);
   summarise();
-  check(out_);
   return out_;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -23,6 +24,7 @@
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/replica.h"
 #include "weft_torch/train/snapshot.h"
+#include "workload/outline.h"
 #include "workload/train_options.h"
 
 namespace weft {
@@ -33,16 +35,25 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// As the ranks agreed when they connected.
+struct Figures {
+  LinkCost cost;
+  std::size_t micro_op_bytes = 0;
+};
+
 // The endpoint belongs to the engine's thread.
-std::size_t micro_op_bytes_of(World& world) {
-  std::size_t out = 0;
-  const auto read = [](Comm comm, std::size_t& into) -> Task<void> {
-    into = comm.micro_op_bytes();
+Figures figures_of(World& world) {
+  Figures out;
+  const auto read = [](Comm comm, Figures& into) -> Task<void> {
+    into = {comm.cost(), comm.micro_op_bytes()};
     co_return;
   };
-  world.run({.name = "longest message", .local = true}, [&](Comm comm) { return read(comm, out); });
+  world.run({.name = "link figures", .local = true}, [&](Comm comm) { return read(comm, out); });
   return out;
 }
+
+constexpr std::int64_t kFirstSteps = 3;      // of a process: memory is touched for the first time
+constexpr std::size_t kMostTimedSteps = 64;  // the last ones
 
 class Trainer {
  public:
@@ -78,6 +89,8 @@ class Trainer {
   void settle();
   void complete(const StepOutcome& outcome);
   void save(std::int64_t steps_done);
+  void keep_times(const StepTimes& times);
+  std::shared_ptr<const Outline> own_outline();
   TrainSummary summary();
   Peers peers() const { return {world_.rank(), world_.size()}; }
 
@@ -98,6 +111,9 @@ class Trainer {
   std::uint64_t bytes_before_ = 0;                // that this rank sent before its first step
   std::vector<double> seconds_, waited_, bytes_;  // of each step
   double tokens_ = 0;
+  Figures figures_;
+  std::int64_t walked_ = 0;      // steps, in this process
+  std::deque<StepTimes> times_;  // of the last steady ones; as many on all ranks
 };
 
 void Trainer::open() {
@@ -111,6 +127,7 @@ void Trainer::open() {
   }
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
   model_ = make_model(options_.model, model_sizes(options_, *source));
+  figures_ = figures_of(world_);
   plan_by(world_, options_.planned_link);
   ReplicaOptions replica = replica_options(options_);
   replica.lookahead = true;
@@ -173,6 +190,7 @@ void Trainer::one_step(std::int64_t step) {
   const std::vector<Batch> batches = micro_batches();
   const bool last = step + 1 == options_.steps;
   const StepOutcome outcome = replica_->step(batches, context, last ? 0 : counted(batches_->next()));
+  keep_times(replica_->strategies().times());
   // The update of this step comes with the next forward, that of the step before is done.
   replica_->set_lr(lr_at(options_, step));
   if (open_record_) complete(outcome);
@@ -248,6 +266,25 @@ void Trainer::save(std::int64_t steps_done) {
   observer_.checkpoint(steps_done);
 }
 
+void Trainer::keep_times(const StepTimes& times) {
+  if (walked_++ < kFirstSteps || !times.steady) return;
+  if (times_.size() == kMostTimedSteps) times_.pop_front();
+  times_.push_back(times);
+}
+
+// What the blocks of this run took, on the mean of the ranks.
+std::shared_ptr<const Outline> Trainer::own_outline() {
+  if (times_.empty()) return nullptr;
+  std::vector<double> mean = numbers_of(median_of(std::vector(times_.begin(), times_.end())));
+  world_.all_reduce(Dense(std::span(mean)));
+  for (double& value : mean) value /= world_.size();
+  const double tokens = tokens_ / static_cast<double>(summary_.steps * world_.size());
+  Outline out = outline_of(replica_->strategies().shape(), std::max<std::int64_t>(1, std::llround(tokens)));
+  out.side_by_side = world_.size();
+  set_seconds(out, with_numbers(times_.front(), mean));
+  return std::make_shared<const Outline>(std::move(out));
+}
+
 TrainSummary Trainer::summary() {
   const std::uint64_t wire_bytes = world_.traffic().wire_bytes_sent - bytes_before_;
   std::vector<double> largest = bytes_;
@@ -270,9 +307,11 @@ TrainSummary Trainer::summary() {
   job.rank_waited_seconds = mean(waited_);
   job.payload_bytes = std::move(largest);
   summarize(job, tokens_, summary_);
+  summary_.outline = own_outline();
+  summary_.link = figures_.cost;
   if (summary_.steps > 0) {
     summary_.formula_bytes_per_step = static_cast<double>(
-        formula_bytes(replica_->parallel(), world_.size(), options_.planned_link, micro_op_bytes_of(world_)));
+        formula_bytes(replica_->parallel(), world_.size(), options_.planned_link, figures_.micro_op_bytes));
   } else {
     summary_.first_step = first_step_;
   }

@@ -8,9 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "weft/comm.h"
+
 namespace weft {
 
 class DataSource;
+struct Outline;
 
 // Where a run starts and what it leaves behind. Nothing here affects results.
 struct TrainRun {
@@ -65,8 +68,14 @@ struct TrainSummary {
   double formula_bytes_per_step = 0;  // of the last step; see data_parallel/formula.h
   // All that the busiest rank sent, with frames and control; none in virtual time, where nothing is framed.
   std::optional<std::uint64_t> wire_bytes;
-  // What the plan predicted (planner/plan.h); none where no outline of the model is known.
-  std::optional<double> predicted_step_seconds;
+  // Of a run whose model computed, what it measured of itself: what its blocks took (median over the last
+  // steps, mean over the ranks; none of too short a run) and the link as its ranks agreed on it.
+  std::shared_ptr<const Outline> outline;
+  LinkCost link;
+  // What the plan predicts (measure/predicted.h); none where it cannot be told: why. Exposed, measured: of the
+  // median step, what it takes longer than the plan says for a link without limits.
+  std::optional<double> predicted_step_seconds, predicted_exposed_seconds, exposed_seconds;
+  std::string not_predicted;
   std::int64_t checkpoint_step = -1;  // written last; -1: none
 };
 

@@ -1,0 +1,70 @@
+#include "measure/predicted.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "measure/emulated.h"
+#include "measure/memory.h"
+
+namespace weft {
+
+namespace {
+
+constexpr double kWalked =
+    1 << 27;  // elements of all ranks together that are walked one by one: some seconds
+
+// How many elements one of the walk stands for.
+int scale_of(const Outline& outline, const EmulationOptions& emulation, int ranks) {
+  if (find_scheme(emulation.parallel.scheme.name).low_rank) return 1;  // its bytes do not follow the elements
+  const double elements = static_cast<double>(outline.parameters) * ranks;
+  return std::max(1, static_cast<int>(std::ceil(elements / kWalked)));
+}
+
+std::string why_not(const Outline& outline, const SimulationOptions& simulation) {
+  if (simulation.ranks == 1) return "one rank exchanges nothing";
+  const MemoryNeed need{.worlds = 1,
+                        .ranks = simulation.ranks,
+                        .parameters = outline.parameters / simulation.byte_scale,
+                        .copies = kCopiesOfEmulation};
+  return need.bytes() > available_memory() ? "a walk of all ranks does not fit into this machine's memory"
+                                           : "";
+}
+
+}  // namespace
+
+void add_prediction(const Outline& outline, const EmulationOptions& emulation, SimulationOptions simulation,
+                    TrainSummary& summary) {
+  simulation.traces = nullptr;
+  simulation.byte_scale = std::max(simulation.byte_scale, scale_of(outline, emulation, simulation.ranks));
+  summary.not_predicted = why_not(outline, simulation);
+  if (!summary.not_predicted.empty()) return;
+  const Prediction predicted = predict(outline, emulation, simulation);
+  summary.predicted_step_seconds = predicted.step_seconds;
+  summary.predicted_exposed_seconds = predicted.exposed_seconds;
+  const double unlimited = predicted.step_seconds - predicted.exposed_seconds;
+  summary.exposed_seconds = std::max(0.0, summary.step_seconds_median - unlimited);
+}
+
+void predict_run(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
+                 bool one_process, TrainSummary& summary) {
+  if (!summary.outline) {
+    summary.not_predicted = "the run has too few steps behind its first ones to know what its blocks take";
+    return;
+  }
+  if (2 * options.warmup_steps > summary.first_step + summary.steps) {
+    summary.not_predicted = "the density changed in most of its steps";
+    return;
+  }
+  EmulatedLink over = link.value_or(EmulatedLink{});
+  if (!link) {
+    over.bytes_per_second = 1 / summary.link.seconds_per_byte;
+    over.latency_seconds = summary.link.hop_seconds;
+  }
+  EmulationOptions emulation = emulation_of(options, ranks, *summary.outline);
+  SimulatedCosts costs = measured_costs(options, ranks, *summary.outline);
+  emulation.occupies = costs.occupies = false;
+  if (!one_process) costs.workers = 0;
+  add_prediction(*summary.outline, emulation, simulation_of(ranks, over, costs), summary);
+}
+
+}  // namespace weft
