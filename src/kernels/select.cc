@@ -23,7 +23,7 @@ using kernels::find_bar;
 // How much is looked at to estimate thresholds: enough for the number that passes to be known within a few
 // per cent. Elements are taken by eight, since a cache line costs the same; more at a time would see too few
 // places of data that comes in rows.
-constexpr std::int64_t kHitsWanted = 1024;  // sampled elements above the threshold
+constexpr std::int64_t kHitsWanted = 256;  // sampled elements above the threshold
 constexpr std::int64_t kLeastSample = 4096;
 constexpr std::int64_t kMostSample = 1 << 18;
 constexpr std::int64_t kTogether = 8;
@@ -91,11 +91,10 @@ void take_sample(const StagedStep& step, std::int64_t count, std::int64_t quota,
   }
 }
 
-// Which of the sample's keys, counted from the largest, somewhat more than `quota` of a block's `count`
+// Which of the sample's keys, counted from the largest, somewhat more than `wanted` of a block's `count`
 // elements reach. The margin is three standard deviations of the hits in the sample, and of those in the
 // block if the sample is not its own.
-std::int64_t rank_in_sample(std::size_t sample, std::int64_t quota, std::int64_t count, bool shared) {
-  const auto wanted = static_cast<double>(quota);
+std::int64_t rank_in_sample(std::size_t sample, double wanted, std::int64_t count, bool shared) {
   const double hits = static_cast<double>(sample) * wanted / static_cast<double>(count);
   const double variance = hits + (shared ? hits * hits / wanted : 0.0);
   return static_cast<std::int64_t>(hits + 3 * std::sqrt(variance)) + 2;
@@ -108,7 +107,8 @@ void set_thresholds(std::span<BlockCandidates> blocks, const Deal& deal, int fir
   const bool shared = blocks.size() > 1;
   std::int64_t deepest = 0;
   const auto rank_of = [&](std::size_t b) {
-    return rank_in_sample(sample.size(), blocks[b].quota, deal.count(first + static_cast<int>(b)), shared);
+    const double wanted = blocks[b].aim * static_cast<double>(blocks[b].quota);
+    return rank_in_sample(sample.size(), wanted, deal.count(first + static_cast<int>(b)), shared);
   };
   const auto size = static_cast<std::int64_t>(sample.size());
   for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -253,6 +253,15 @@ void read_runs(std::span<const float> staged, const Deal& deal, int number, cons
   });
 }
 
+// Moves the block's aim, so that in the next step as many candidates reach its threshold at the cut as an
+// estimate's margin says. A part of the way: numbers of single steps scatter.
+void learn(std::size_t reached, std::int64_t quota, BlockCandidates& block) {
+  const auto wanted = static_cast<double>(quota);
+  const double margin = 3 * std::sqrt(wanted + wanted * wanted / kHitsWanted);
+  const double ratio = (wanted + margin) / static_cast<double>(std::max(reached, std::size_t{1}));
+  block.aim = std::clamp(block.aim * std::sqrt(std::sqrt(ratio)), 1.0 / 16, 16.0);
+}
+
 // The whole block read again: three times for the bar, once to take what passes it. Returns the largest key.
 std::uint32_t cut_by_reading(std::span<float> staged, const Deal& deal, int number, std::int64_t quota,
                              Entries& out) {
@@ -384,11 +393,13 @@ bool cut(std::span<float> staged, const Deal& deal, int block, std::int64_t quot
     return true;
   }
   BlockCandidates& pool = candidates.blocks[static_cast<std::size_t>(block)];
-  if (!pool.complete) return cut_by_reading(staged, deal, block, quota, out) < kInfinityKey;
-  const std::size_t count = take_candidates(staged, deal, block, pool);
+  const std::size_t count = pool.complete ? take_candidates(staged, deal, block, pool) : pool.count;
   const auto wanted = static_cast<std::size_t>(quota);
-  if (count < wanted && pool.threshold > 1)
+  if (pool.threshold > 1) learn(count, quota, pool);
+  if (!pool.complete || (count < wanted && pool.threshold > 1)) {
+    ++pool.read_again;
     return cut_by_reading(staged, deal, block, quota, out) < kInfinityKey;
+  }
   Bar bar;  // passed by all
   if (count > wanted) {
     bar = find_bar(quota, [&](auto&& f) {

@@ -390,6 +390,45 @@ TEST(Select, WarmStepsAskForNoMemory) {
   }
 }
 
+// Blocks whose elements differ in scale, as residuals do where one block is owned and the others are sent: one
+// sample of them all is wrong for each of them.
+TEST(Select, CutsTeachTheNextStepsThresholds) {
+  const std::int64_t n = 200'000;
+  const Deal deal(Deal::Kind::dealt, 2, n);
+  const std::vector<std::int64_t> quotas = quotas_of(deal, n / 100);
+  std::vector<float> gradient(static_cast<std::size_t>(n));
+  std::vector<float> staged(gradient.size());
+  std::vector<Entries> out(2);
+  const auto steps = [&](std::uint32_t first, std::uint32_t last, Candidates& candidates, bool forget) {
+    std::int64_t before = 0;
+    std::int64_t after = 0;
+    for (const BlockCandidates& block : candidates.blocks) before += block.read_again;
+    for (std::uint32_t round = first; round < last; ++round) {
+      if (forget) {
+        for (BlockCandidates& block : candidates.blocks) block.aim = 1;
+      }
+      draw({.seed = 9, .step = round}, gradient);
+      deal.for_each_run_of(0, [&](const Deal::Run& run) {
+        for (std::int64_t i = 0; i < run.length; ++i)
+          gradient[static_cast<std::size_t>(run.first + i)] *= 0.8F;
+      });
+      select_topk({gradient, {}, staged}, deal, quotas, candidates, out);
+      std::vector<float> left;
+      EXPECT_EQ(out, expected_of(gradient, {}, deal, quotas, left)) << round;
+    }
+    for (const BlockCandidates& block : candidates.blocks) after += block.read_again;
+    return after - before;
+  };
+  Candidates learns;
+  steps(0, 20, learns, false);
+  EXPECT_EQ(steps(20, 40, learns, false), 0);
+  std::size_t noted = 0;
+  for (const BlockCandidates& block : learns.blocks) noted += block.count;
+  EXPECT_LT(noted, static_cast<std::size_t>(2 * n / 100)) << "nor by noting everything";
+  Candidates forgets;
+  EXPECT_EQ(steps(20, 40, forgets, true), 20) << "control: block 0, at every step";
+}
+
 double energy(const std::vector<Entries>& lists) {
   double sum = 0;
   for (const Entries& entries : lists) {
