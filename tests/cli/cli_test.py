@@ -249,8 +249,13 @@ class SparseTest(CliTest):
             self.assertTrue(row["correct"], row)
             self.assertGreater(row["captured_energy"], 0)
             self.assertGreaterEqual(row["captured_energy"], row["energy_share"])
+            self.assertLessEqual(row["energy_of_best"], 1.0001)
             if row["algorithm"] in ("spardl", "gtopk"):  # the others may choose more than k
                 self.assertLessEqual(row["captured_energy"], 1.0001)
+            if row["entries_out"] == row["k"]:
+                self.assertAlmostEqual(row["energy_of_best"], row["captured_energy"], places=9)
+            elif row["entries_out"] > row["k"]:
+                self.assertLess(row["energy_of_best"], row["captured_energy"])
             # dense-bf16 rounds its sums, to 8 bits at each addition, and nobody keeps what that loses
             self.assertLess(row["mass_error"], 0.05 if row["algorithm"] == "dense-bf16" else 1e-5, row)
             self.assertGreater(row["entries_out"], 0)

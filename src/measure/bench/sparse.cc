@@ -153,6 +153,7 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
       {"entries_out", scaled(m.entries_out)},
       {"bytes_per_entry", m.bytes_per_entry},
       {"captured_energy", worth(&SparseWorth::captured_energy)},
+      {"energy_of_best", worth(&SparseWorth::energy_of_best)},
       {"energy_share", worth(&SparseWorth::energy_share)},
       {"mass_error", worth(&SparseWorth::mass_error)},
       {"correct", m.correct}};

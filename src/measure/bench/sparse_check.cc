@@ -57,20 +57,25 @@ double top_energy(const SparsePart& part, double wanted, const OverRanks& over) 
 }  // namespace
 
 SparseWorth weigh(const SparsePart& part, std::int64_t k, const OverRanks& over) {
-  std::vector<double> sums(2);   // chosen energy, whole energy
+  std::vector<double> sums(3);   // chosen energy, whole energy, how many were chosen
   std::vector<double> worst(2);  // lost mass, largest sum
   for (std::size_t i = 0; i < part.put_in.size(); ++i) {
     const double x = part.put_in[i];
     sums[0] += part.result[i] != 0 ? x * x : 0;
     sums[1] += x * x;
+    sums[2] += part.result[i] != 0 ? 1 : 0;
     worst[0] = std::max(worst[0], std::abs(x - static_cast<double>(part.result[i]) - part.left[i]));
     worst[1] = std::max(worst[1], std::abs(x));
   }
   over.sum(sums);
   over.max(worst);
-  const double best = top_energy(part, static_cast<double>(k), over);
+  const auto captured = [&](double entries) {
+    const double best = top_energy(part, entries, over);
+    return best > 0 ? sums[0] / best : 1;
+  };
   SparseWorth worth;
-  worth.captured_energy = best > 0 ? sums[0] / best : 1;
+  worth.captured_energy = captured(static_cast<double>(k));
+  worth.energy_of_best = captured(sums[2]);
   worth.energy_share = sums[1] > 0 ? sums[0] / sums[1] : 1;
   worth.mass_error = worst[1] > 0 ? worst[0] / worst[1] : worst[0];
   worth.largest_sum = worst[1];

@@ -16,6 +16,7 @@ struct SparsePart {
 
 struct SparseWorth {
   double captured_energy = 0;  // above 1 where more than k entries were chosen
+  double energy_of_best = 0;   // of as many of the largest as were chosen: never above 1
   double energy_share = 0;
   double mass_error = 0;   // relative to
   double largest_sum = 0;  // of what was put in
