@@ -254,12 +254,13 @@ void read_runs(std::span<const float> staged, const Deal& deal, int number, cons
 }
 
 // Moves the block's aim, so that in the next step as many candidates reach its threshold at the cut as an
-// estimate's margin says. A part of the way: numbers of single steps scatter.
+// estimate's margin says. A part of the way, as numbers of single steps scatter; and not below the quota: how
+// many of those that arrive reach a threshold scatters more, and a block that is read again costs most.
 void learn(std::size_t reached, std::int64_t quota, BlockCandidates& block) {
   const auto wanted = static_cast<double>(quota);
   const double margin = 3 * std::sqrt(wanted + wanted * wanted / kHitsWanted);
   const double ratio = (wanted + margin) / static_cast<double>(std::max(reached, std::size_t{1}));
-  block.aim = std::clamp(block.aim * std::sqrt(std::sqrt(ratio)), 1.0 / 16, 16.0);
+  block.aim = std::clamp(block.aim * std::sqrt(std::sqrt(ratio)), 1.0, 16.0);
 }
 
 // The whole block read again: three times for the bar, once to take what passes it. Returns the largest key.

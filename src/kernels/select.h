@@ -54,7 +54,7 @@ struct BlockCandidates {
   std::uint32_t threshold = 1;  // a magnitude_key, at least 1
   std::int64_t quota = 0;       // as estimated for
   // What the cuts of earlier steps have taught: of this many times its quota the block needs candidates. A
-  // residual is not the same in all blocks, and where entries arrive fewer own ones are needed.
+  // residual is not the same in all blocks, as one of them is owned and the others are sent.
   double aim = 1;
   std::int64_t read_again = 0;  // cuts that candidates were not enough for
   bool complete = false;        // every element that reaches the threshold is in indices()
