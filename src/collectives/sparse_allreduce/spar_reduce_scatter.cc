@@ -70,7 +70,11 @@ void add_bag(SparStep& step, const Hop& hop, int peer) {
 
 }  // namespace
 
+// What has come with a hop is added in the computation that cuts for the next: going to the pool and back takes
+// a while where ranks share cores.
 Task<void> spar_reduce_scatter(Comm comm, SparStep& step) {
+  Hop last{};  // whose bag has come and is not added yet; count 0: none
+  int peer = 0;
   // Step 1
   for (const Hop& hop : halving_hops(step.members)) {
     const BagRoute route{.to = step.rank_of(step.team, step.position + hop.gap),
@@ -81,21 +85,20 @@ Task<void> spar_reduce_scatter(Comm comm, SparStep& step) {
       const int block = (step.position + hop.received + i) % step.members;
       limit += step.limit_of(step.quota_of(block), block);
     }
-    auto prepare = [&step, &hop] {
+    auto prepare = [&step, &hop, &last, &peer] {
+      if (last.count > 0) add_bag(step, last, peer);
       const Stopwatch watch(step.call.result->select_seconds);
       cut_bag(step, hop);
       return step.call.spent();
     };
     co_await comm.compute(prepare);
     co_await step.exchange(comm, route, limit);
-    auto absorb = [&step, &hop, &route] {
-      add_bag(step, hop, route.from);
-      return step.call.spent();
-    };
-    co_await comm.compute(absorb);
+    last = hop;
+    peer = route.from;
   }
   // Step 2
-  auto finish = [&step] {
+  auto finish = [&step, &last, &peer] {
+    if (last.count > 0) add_bag(step, last, peer);
     const Stopwatch watch(step.call.result->select_seconds);
     cut_block(step, step.position, own_quota(step));
     step.own = step.call.work->selected[static_cast<std::size_t>(step.position)];
