@@ -129,6 +129,21 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   return command;
 }
 
+// A run that goes on does so with the scheme that was chosen for it: chosen again, by what is measured now, it
+// could be another.
+std::vector<std::string> without_auto(const std::vector<std::string>& arguments) {
+  const std::string automatic(kAutoScheme);
+  std::vector<std::string> out;
+  for (const std::string& argument : arguments) {
+    if (argument == "--scheme=" + automatic) continue;
+    if (argument == automatic && !out.empty() && out.back() == "--scheme")
+      out.pop_back();
+    else
+      out.push_back(argument);
+  }
+  return out;
+}
+
 }  // namespace
 
 TrainCommand read_train(const std::vector<std::string>& arguments, const Placement& place) {
@@ -139,7 +154,7 @@ TrainCommand read_train(const std::vector<std::string>& arguments, const Placeme
     const std::filesystem::path folder = find_place(t.out, true, t.resume).folder;
     std::error_code error;
     if (std::filesystem::exists(folder / "config.toml", error)) {
-      std::vector<std::string> more = arguments;
+      std::vector<std::string> more = without_auto(arguments);
       more.push_back("--config=" + (folder / "config.toml").string());
       Parser again;
       again.parse(more);

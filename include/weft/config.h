@@ -35,14 +35,17 @@ struct Config {
   std::string job;                 // WEFT_JOB: the same on all ranks; empty: the launcher's id of the job
   Secret token;                    // WEFT_TOKEN: shared secret; needed off loopback
 
-  // Affects results: nothing in this table does
+  // Affects results
+  // WEFT_FIGURES: what algorithms are chosen by, and the order of additions with them, as text_of() of
+  // weft/world.h writes it; or a file with it, which rank 0 writes where it is missing. Empty: measured.
+  std::string figures;
 
   // Affects speed only
   std::size_t eager_limit = 8192;       // WEFT_EAGER_LIMIT (threads) and
   std::size_t tcp_eager_limit = 65536;  // WEFT_TCP_EAGER_LIMIT: longer messages wait for their receive
   std::size_t tcp_credit = 4u << 20;    // WEFT_TCP_CREDIT: unexpected bytes that a peer may have under way
-  std::size_t tcp_unsent =
-      128u << 10;  // WEFT_TCP_UNSENT: bytes that the kernel may hold unsent (TCP_NOTSENT_LOWAT)
+  // WEFT_TCP_UNSENT: bytes that the kernel may hold unsent (TCP_NOTSENT_LOWAT).
+  std::size_t tcp_unsent = 128u << 10;
   std::size_t micro_op_bytes = 0;  // WEFT_MICRO_OP_BYTES; 0: from the measured link
   Time micro_op_time = 2ms;        // WEFT_MICRO_OP_TIME: length of a micro-op at the measured bandwidth
   std::size_t window_bytes = 0;    // WEFT_WINDOW_BYTES; 0: by micro-ops, see weft/engine.h

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/collective.h"
@@ -34,12 +35,22 @@ class World {
 
   TrafficCounters traffic();  // of this rank, since it joined
 
+  // What algorithms are chosen by. The order of additions follows from the choice, so bits do: what is
+  // measured when a job starts differs from job to job, what is given (WEFT_FIGURES, plan_by) does not.
+  LinkCost figures();
+  void plan_by(const LinkCost& figures);  // from now on; all ranks, the same ones
+
   // The simplest forms; all ranks call them in the same order.
   void all_reduce(Dense data, const AllReduceOptions& options = {});
   void barrier();
   // These ranks as a group of their own; called by all of them, in any order. Nothing is sent.
   Comm subgroup(const std::vector<int>& ranks, std::uint32_t label = 0);
 };
+
+// "hop_seconds=5e-05,seconds_per_byte=8e-09,fold_seconds_per_byte=0", and back to the same bits. Throws
+// UsageError for another text.
+std::string text_of(const LinkCost& figures);
+LinkCost parse_figures(std::string_view text);
 
 // Puts something around a rank's transport, for example a counter of messages (src/transports/recording.h).
 // The inner one outlives what is returned.

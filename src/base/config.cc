@@ -77,6 +77,9 @@ std::vector<Knob> knobs() {
       {"WEFT_TOKEN", "secret", "shared secret of the job's ranks; required off loopback",
        [](Config& c, std::string_view v) { c.token = Secret(std::string(v)); },
        [](const Config& c) { return std::string(c.token.set() ? "set" : "not set"); }},
+      text("WEFT_FIGURES", &Config::figures,
+           "figures of the link by which algorithms are chosen (bits follow from it), or a file that keeps "
+           "them; rank 0's count; default: measured"),
       bytes("WEFT_EAGER_LIMIT", &Config::eager_limit,
             "threads: longer messages wait for their receive; 0: all do"),
       bytes("WEFT_TCP_EAGER_LIMIT", &Config::tcp_eager_limit, "tcp: longer messages wait for their receive"),

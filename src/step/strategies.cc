@@ -30,7 +30,8 @@ Strategies::Strategies(Engine& engine, const Comm& world, ModelShape shape, Step
       world_(world),
       shape_(checked(std::move(shape))),
       options_(std::move(options)),
-      clock_(shape_) {
+      clock_(shape_),
+      figures_(engine, world, state_) {
   if (!(options_.clip_norm >= 0)) refuse("the norm to clip to must not be negative");
 }
 
@@ -182,8 +183,8 @@ void Strategies::weave_own(Weaver& weaver) const {
     for (const auto& [exchange, ticket] : group_comparisons_) weaver.at_begin(wait_of(exchange, 0));
   }
   if (options_.tokens) {
-    const int step =
-        phase == Phase::settle ? -1 : 0;  // a settled step's loss comes with the next one's tokens
+    // A settled step's loss comes with the next one's tokens.
+    const int step = phase == Phase::settle ? -1 : 0;
     const bool starts = !options_.lookahead || phase == Phase::first;
     if (starts) weaver.at_begin(start_of(kBatch, step));
     if (options_.lookahead && phase == Phase::first)
@@ -208,8 +209,8 @@ void Strategies::gate(Table& table) const {
   const auto is_update = [](const Move& m) {
     return m.kind == Move::Kind::compute && m.piece.work == Work::update;
   };
-  const auto behind =
-      std::find_if(table.moves.rbegin(), table.moves.rend(), is_update).base();  // after the last update
+  // After the last update.
+  const auto behind = std::find_if(table.moves.rbegin(), table.moves.rend(), is_update).base();
   const int last = table.phase == Phase::settle ? 0 : 1;
   std::vector<Move> moves;
   std::copy_if(table.moves.begin(), behind, std::back_inserter(moves),

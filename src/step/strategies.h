@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "state/registry.h"
+#include "step/figures.h"
 #include "step/step_times.h"
 #include "step/strategy.h"
 
@@ -159,6 +160,7 @@ class Strategies {
   StepOptions options_;
   StepClock clock_;
   StateRegistry state_;
+  LinkFigures figures_;
   std::vector<std::unique_ptr<Strategy>> strategies_;
   std::map<std::uint64_t, std::uint32_t> taken_slots_;  // by group id: how many
   std::string why_updates_wait_;

@@ -28,13 +28,13 @@ struct Figures {
 
 // The endpoint belongs to the engine's thread.
 Figures agree_on_figures(World& world, const std::optional<LinkCost>& planned) {
+  if (planned) world.plan_by(*planned);
   Figures out;
-  const auto set = [](Comm comm, const std::optional<LinkCost>& link, Figures& figures) -> Task<void> {
-    if (link) comm.endpoint().set_cost(*link);
+  const auto read = [](Comm comm, Figures& figures) -> Task<void> {
     figures = {comm.cost(), comm.micro_op_bytes()};
     co_return;
   };
-  world.run({.name = "link figures", .local = true}, [&](Comm comm) { return set(comm, planned, out); });
+  world.run({.name = "link figures", .local = true}, [&](Comm comm) { return read(comm, out); });
   return out;
 }
 

@@ -77,10 +77,15 @@ std::uint64_t micro_op_bytes(const LinkCost& cost, const Config& config) {
 // REQUIRES (reference parameters): awaited where it is called, as Engine::submit does.
 Task<void> calibrate(Comm comm, const LinkCost* known, const Config& config, Agreement& agreed) {
   constexpr std::uint32_t kAgree = 2 * (kShortRounds + kLongRounds);
-  if (known != nullptr)
-    agreed.cost = *known;
-  else if (comm.rank() < 2 && comm.size() > 1)
-    agreed.cost = co_await measure(comm);
+  constexpr std::uint32_t kAsk = kAgree + 1;
+  if (known != nullptr && comm.rank() == 0) agreed.cost = *known;
+  std::array<std::byte, 1> asked{std::byte{known == nullptr ? std::uint8_t{1} : std::uint8_t{0}}};
+  if (comm.rank() < 2 && comm.size() > 1) {
+    Transfer ask = comm.rank() == 0 ? comm.send(1, kAsk, std::span<std::byte>(asked))
+                                    : comm.recv(0, kAsk, std::span<std::byte>(asked));
+    co_await ask;
+    if (asked[0] != std::byte{0}) agreed.cost = co_await measure(comm);
+  }
   agreed.micro_op_bytes = micro_op_bytes(agreed.cost, config);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&agreed, 1));
   if (comm.rank() != 0) {

@@ -18,8 +18,8 @@ struct Agreement {
 // would be paid for in latency when ranks outnumber cores.)
 std::uint64_t micro_op_bytes(const LinkCost& cost, const Config& config);
 
-// Ranks 0 and 1 play ping-pong with short and long messages; rank 0's figures go to everybody. `known` skips
-// the measuring where the link's figures are given. `agreed` is set on every rank.
+// Ranks 0 and 1 play ping-pong with short and long messages; rank 0's figures go to everybody. `known` on
+// rank 0 skips the measuring, whatever other ranks have there. `agreed` is set on every rank.
 Task<void> calibrate(Comm comm, const LinkCost* known, const Config& config, Agreement& agreed);
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include "base/units.h"
 #include "transports/endpoint.h"
+#include "world/figures.h"
 
 namespace weft {
 
@@ -35,12 +36,14 @@ RunningWorld::RunningWorld(Transport& transport, const Parts& parts)
       engine_(transport, engine_options(parts, log_), parts.pool),
       thread_(engine_) {
   const Config& config = *parts.config;
-  const LinkCost* known = parts.known_cost;
+  const KeptFigures kept(transport.rank() == 0 ? config.figures : "");
+  const LinkCost* known = kept.known() != nullptr ? kept.known() : parts.known_cost;
   const SubmitOptions options = {
       .name = "calibrate", .traffic = TrafficClass::blocking, .timeout = config.connect_timeout};
   log_.info("connected: rank " + std::to_string(transport.rank()) + " of " +
             std::to_string(transport.size()) + " over " + name_);
   run(options, [&config, known](Comm comm) { return settle(comm, known, config); });
+  kept.keep(figures());
   if (!log_.enabled(LogLevel::info)) return;
   const LinkCost& cost = engine_.world().cost();
   log_.info("a hop takes " + duration_text(from_seconds(cost.hop_seconds)) + ", a port carries " +

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/worker_pool.h"
+#include "step/figures.h"
 #include "transports/endpoint.h"
 #include "transports/shaped.h"
 #include "transports/threads.h"
@@ -87,6 +88,18 @@ TrafficCounters World::traffic() {
   run(options, [&](Comm comm) { return read(comm, counters); });
   return counters;
 }
+
+LinkCost World::figures() {
+  LinkCost out;
+  const auto read = [](Comm comm, LinkCost& into) -> Task<void> {
+    into = comm.cost();  // the engine's thread owns it
+    co_return;
+  };
+  run({.name = "link figures", .local = true}, [&](Comm comm) { return read(comm, out); });
+  return out;
+}
+
+void World::plan_by(const LinkCost& figures) { weft::plan_by(engine(), figures).wait(); }
 
 void World::barrier() {
   run({.name = "barrier", .traffic = TrafficClass::blocking}, [](Comm comm) { return weft::barrier(comm); });

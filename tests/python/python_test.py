@@ -34,6 +34,11 @@ def test_sparse_learns_conserves_skips_and_resumes_on_other_ranks(launch, tmp_pa
     launch("sparse.py", 2, tmp_path, "load")
 
 
+def test_a_job_that_goes_on_keeps_its_figures_of_the_link(launch, tmp_path):
+    launch("figures.py", 5, tmp_path, "save")
+    launch("figures.py", 5, tmp_path, "load")
+
+
 def test_gradients_are_views_of_buckets(launch):
     launch("views.py", 2)
 

@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
+#include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "files.h"
 #include "weft/error.h"
 #include "weft/weft.h"
 #include "world/mesh.h"
@@ -40,6 +44,74 @@ TEST(World, AllRanksGoByTheSameFigures) {
     EXPECT_EQ(hops[r], hops[0]);
   }
   EXPECT_GT(micro_ops[0], 0u);
+}
+
+// Sums of five ranks whose order of additions shows.
+std::vector<float> sums_by(World& world) {
+  std::vector<float> values(1000);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = std::sin(static_cast<float>(i * 7 + static_cast<std::size_t>(world.rank()) * 1001));
+  world.all_reduce(std::span(values));
+  return values;
+}
+
+constexpr LinkCost kSlowToStart{.hop_seconds = 0.1, .seconds_per_byte = 1e-12, .fold_seconds_per_byte = 0};
+constexpr LinkCost kSlowToCarry{.hop_seconds = 1e-7, .seconds_per_byte = 1e-6, .fold_seconds_per_byte = 0};
+
+struct Summed {
+  std::vector<float> sums;
+  LinkCost figures;
+};
+
+Summed summed_with(const std::string& figures, const std::optional<LinkCost>& planned = {}) {
+  RunOptions options;
+  options.config.figures = figures;
+  Summed out;
+  run_ranks(5, options, [&](World& world) {
+    if (planned) world.plan_by(*planned);
+    const std::vector<float> sums = sums_by(world);
+    const LinkCost by = world.figures();
+    if (world.rank() == 0) out = {sums, by};
+  });
+  return out;
+}
+
+TEST(World, FiguresThatAreGivenDecideTheBits) {
+  const Summed start = summed_with(text_of(kSlowToStart)), carry = summed_with(text_of(kSlowToCarry));
+  EXPECT_EQ(text_of(start.figures), text_of(kSlowToStart));
+  EXPECT_NE(start.sums, carry.sums) << "control: with others another algorithm is chosen";
+  EXPECT_EQ(start.sums, summed_with(text_of(kSlowToStart)).sums);
+  EXPECT_EQ(start.sums, summed_with(text_of(kSlowToCarry), kSlowToStart).sums) << "plan_by counts later";
+}
+
+TEST(World, AFileKeepsFiguresThatWereMeasured) {
+  const testing::Folder folder;
+  const std::string file = folder / "figures";
+  const Summed measured = summed_with(file);
+  const Summed again = summed_with(file);
+  EXPECT_EQ(text_of(again.figures), text_of(measured.figures));
+  EXPECT_NE(text_of(again.figures), text_of(summed_with("").figures)) << "control: measured anew they differ";
+  std::ofstream(file) << "hop_seconds=1\n";
+  EXPECT_THROW(summed_with(file), UsageError);
+  EXPECT_THROW(summed_with(folder.path() / "no" / "such" / "folder"), UsageError);
+}
+
+TEST(World, FiguresAsTextComeBackToTheBit) {
+  const LinkCost odd{
+      .hop_seconds = 0.1 + 0.2, .seconds_per_byte = 4.9e-324, .fold_seconds_per_byte = 1e308 / 3};
+  const LinkCost back = parse_figures(text_of(odd));
+  EXPECT_EQ(back.hop_seconds, odd.hop_seconds);
+  EXPECT_NE(back.hop_seconds, 0.3) << "control: six digits would give this";
+  EXPECT_EQ(back.seconds_per_byte, odd.seconds_per_byte);
+  EXPECT_EQ(back.fold_seconds_per_byte, odd.fold_seconds_per_byte);
+  const std::string sound = text_of(LinkCost{});
+  for (const std::string& bad :
+       {std::string(), sound + ",", sound + "0x", "," + sound, sound + ",more=1", sound.substr(1),
+        std::string("hop_seconds=0,seconds_per_byte=1,fold_seconds_per_byte=1"),
+        std::string("hop_seconds=inf,seconds_per_byte=1,fold_seconds_per_byte=1"),
+        std::string("hop_seconds=1,seconds_per_byte=-1,fold_seconds_per_byte=1"),
+        std::string("seconds_per_byte=1,hop_seconds=1,fold_seconds_per_byte=1")})
+    EXPECT_THROW(parse_figures(bad), UsageError) << bad;
 }
 
 TEST(World, AFailingRankStopsTheOthersAndItsErrorIsTheOneSeen) {
@@ -127,7 +199,7 @@ TEST(World, BadRankCounts) {
 std::string logged(const std::string& level) {
   RunOptions options;
   options.config.log = level;
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   run_ranks(2, options, [](World& world) {
     const auto late = [](Comm comm) -> Task<void> {
       if (comm.rank() == 1) co_await comm.sleep_until(comm.now() + 1400ms);
@@ -135,7 +207,7 @@ std::string logged(const std::string& level) {
     };
     world.run({.name = "late", .slot = 1, .timeout = 2s}, late);
   });
-  return testing::internal::GetCapturedStderr();
+  return ::testing::internal::GetCapturedStderr();
 }
 
 TEST(World, LogsWhatItIsAskedTo) {

@@ -13,7 +13,6 @@
 #include "weft/error.h"
 #include "weft/random.h"
 #include "weft/world.h"
-#include "weft_torch/train/agree.h"
 
 namespace weft {
 namespace {
@@ -123,7 +122,7 @@ Trained alone(const Training& t) {
 
 Trained train_on(World& world, const Training& t) {
   at::set_num_threads(1);
-  plan_by(world, {});  // measured figures would choose another order of additions on each transport
+  world.plan_by({});  // measured figures would choose another order of additions on each transport
   const std::unique_ptr<Model> model = tiny(t);
   ReplicaOptions options;
   options.optimizer = t.optimizer;

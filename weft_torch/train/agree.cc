@@ -53,14 +53,6 @@ std::string from_rank_0(World& world, const std::function<std::string()>& f) {
   return told.substr(1);
 }
 
-void plan_by(World& world, const LinkCost& link) {
-  const auto write = [](Comm comm, const LinkCost& figures) -> Task<void> {
-    comm.endpoint().set_cost(figures);  // the engine's thread owns it
-    co_return;
-  };
-  world.run({.name = "link figures", .local = true}, [&](Comm comm) { return write(comm, link); });
-}
-
 void on_all_ranks(World& world, const std::function<void()>& f) {
   const std::optional<std::string> failure = failure_of(f);
   std::vector<std::int32_t> failed(static_cast<std::size_t>(world.size()));

@@ -13,10 +13,6 @@ namespace weft {
 // What `f` gives on rank 0. If it throws there, every rank throws an Error with that sentence.
 std::string from_rank_0(World& world, const std::function<std::string()>& f);
 
-// From now on algorithms are chosen by these figures and not by measured ones: an order of additions follows
-// from the choice, so that a run has the same bits on every transport and again tomorrow.
-void plan_by(World& world, const LinkCost& link);
-
 // Every rank runs `f`; where it throws on some rank, every rank throws an Error with the sentence of the
 // first of them, which it names unless that is rank 0.
 void on_all_ranks(World& world, const std::function<void()>& f);

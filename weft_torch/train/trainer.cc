@@ -128,7 +128,7 @@ void Trainer::open() {
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
   model_ = make_model(options_.model, model_sizes(options_, *source));
   figures_ = figures_of(world_);
-  plan_by(world_, options_.planned_link);
+  world_.plan_by(options_.planned_link);
   ReplicaOptions replica = replica_options(options_);
   replica.lookahead = true;
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);

@@ -116,7 +116,7 @@ void Verifier::open() {
   if (source == nullptr) source = open_data(data_options(options_)).source;
   const ModelOptions sizes = model_sizes(options_, *source);
   batches_ = std::make_unique<Batches>(source, batch_options(options_, world_.rank(), world_.size()));
-  plan_by(world_, options_.planned_link);
+  world_.plan_by(options_.planned_link);
   std::vector<int> everybody(static_cast<std::size_t>(world_.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   TrainOptions dense = options_;
