@@ -20,6 +20,7 @@
 #include "weft/world.h"
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/trainer.h"
+#include "workload/model_shapes.h"
 
 namespace weft::cli {
 
@@ -58,9 +59,17 @@ ReportOptions report_of(const TrainCommand& command, const std::string& folder, 
           .oversubscribed = cores > 0 && busy > cores};
 }
 
+// Before the folder is made: a run that cannot be leaves nothing behind. `ranks_here`: in this memory.
+OpenedData checked_data(const TrainCommand& command, int ranks_here) {
+  OpenedData opened = open_data(data_options(command.options));
+  const Batches enough(opened.source, batch_options(command.options, 0, command.ranks));
+  const ModelShape shape = model_shape(command.options.model, model_sizes(command.options, *opened.source));
+  check_memory({.worlds = 1, .ranks = ranks_here, .parameters = shape.num_elements()}, available_memory());
+  return opened;
+}
+
 void on_threads(TrainCommand command) {
-  // Before the folder is made: what cannot be read leaves nothing behind.
-  const OpenedData opened = open_data(data_options(command.options));
+  const OpenedData opened = checked_data(command, command.ranks);
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
   if (command.auto_scheme) settle_scheme(command, chosen_line(command, false));
   const std::string folder = claim_folder(command.place, command.options).string();
@@ -100,7 +109,10 @@ void as_launched(TrainCommand command) {
     try {
       if (command.auto_scheme)
         settle_scheme(command, from_rank_0(*world, [&] { return chosen_line(command, true); }));
-      folder = from_rank_0(*world, [&] { return claim_folder(command.place, command.options).string(); });
+      folder = from_rank_0(*world, [&] {
+        checked_data(command, 1);  // (how many ranks share a host is not known)
+        return claim_folder(command.place, command.options).string();
+      });
       if (rank == 0) {
         report = std::make_unique<RunReport>(command.options,
                                              report_of(command, folder, std::string(world->transport())));

@@ -81,6 +81,9 @@ void check(const Outline& outline, std::string_view where) {
     c.seconds(block.backward_seconds, "backward of block '" + block.name + "'");
     c.seconds(block.update_seconds, "update of block '" + block.name + "'");
   }
+  // Virtual time is counted in 64 bits of nanoseconds, and a run has many steps.
+  constexpr double kLongestStep = 1e5;
+  c.require(compute_seconds(outline) <= kLongestStep, "a step would compute for more than a day (100,000 s)");
   std::int64_t parameters = 0;
   constexpr std::int64_t kMost = std::int64_t{1} << 48;
   int last = 0;

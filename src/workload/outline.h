@@ -59,7 +59,7 @@ struct Outline {
 };
 
 // Throws UsageError of one sentence that begins with `where`: names twice or empty, counts that are negative
-// or do not add up, times that are negative or not finite, blocks and tensors that are not there.
+// or do not add up, times that are negative, not finite or of more than a day, blocks and tensors that are not there.
 void check(const Outline& outline, std::string_view where = "outline");
 
 // Names and lengths without seconds. Of a table at most `tokens_per_rank` rows are touched. Throws UsageError

@@ -119,6 +119,23 @@ class PlanTest(unittest.TestCase):
         self.assertIn("forward layer.0", names)
         self.assertTrue(any(n.startswith("gradients of bucket") for n in names))
 
+    def test_a_step_of_more_than_a_day_is_refused(self) -> None:
+        self.outline("-o", "o.json")
+        outline = json.loads((self.folder / "o.json").read_text())
+        for seconds, status in ((9e4, 0), (1e6, 2)):
+            outline["blocks"][0]["forward_seconds"] = seconds
+            (self.folder / "o.json").write_text(json.dumps(outline))
+            done = self.weft("train", "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--ranks", "2",
+                             "--steps", "2", "--link", "1gbit,50us", "--out", f"run{status}")
+            self.assertEqual(done.returncode, status, done.stderr)
+        self.assertIn("more than a day", done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertFalse((self.folder / "run2").exists())
+        self.assertTrue((self.folder / "run0").exists())  # control
+        refused = self.weft("plan", *SMALL, "--flops", "1flops")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("more than a day", refused.stderr)
+
     def test_a_thousand_simulated_ranks(self) -> None:
         self.outline("-o", "o.json")
         done = self.weft("train", "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--ranks", "1024",

@@ -150,6 +150,18 @@ class RunTest(TrainTest):
         self.ok(self.train("--resume", "b", "--steps", "8", "--ranks", "3"))
         self.assertEqual(len(self.losses("b")), 8)
 
+    def test_a_run_that_goes_on_keeps_the_scheme_that_was_chosen(self) -> None:
+        for spelled in (("--scheme", "auto"), ("--scheme=auto",)):
+            name = str(len(spelled))
+            flags = (*TINY, *spelled, "--ranks", "2", "--link", "2mbit,50us", "--out", name, "--resume", "auto")
+            self.assertIn("scheme auto:", self.ok(self.train(*flags, "--steps", "2")).stderr)
+            config = self.folder / name / "config.toml"
+            (line,) = [each for each in config.read_text().splitlines() if each.startswith("scheme = ")]
+            self.assertNotIn("auto", line)
+            again = self.ok(self.train(*flags, "--steps", "4"))
+            self.assertNotIn("scheme auto:", again.stderr)
+            self.assertIn(line, config.read_text())
+
 
 class LauncherTest(TrainTest):
     def setUp(self) -> None:
@@ -246,12 +258,18 @@ class BadInputTest(TrainTest):
                 (("--ranks", "257"), "ranks must be 1 to 256"),
                 (("--density", "0"), "density"), (("--density", "1.5"), "density"), (("--density", "x"), "density"),
                 (("--text", "/no/such/file"), "/no/such/file"),
+                ((*TINY, "--width", "65536", "--layers", "96"), "are free"),
+                (("--preset", "tiny", "--data", "synthetic", "--synthetic-tokens", "9"), "too few"),
+                (("--seed", "-1"), "seed"), (("--seed", "18446744073709551616"), "seed"),
                 (("--steps", "0"), "steps"), (("--no-such-flag",), "no-such-flag"),
                 (("--link", "fast"), "fast"), (("--resume", "nowhere"), "nowhere"), (("--resume",), "runs/")):
             with self.subTest(arguments):
                 self.refused(*arguments, says=says)
         (self.folder / "empty.txt").write_text("")
         self.refused("--text", "empty.txt", says="empty")
+        for arguments, says in (((*TINY, "--width", "65536", "--layers", "96"), "are free"),
+                                ((*TINY, "--synthetic-tokens", "9"), "too few")):
+            self.refused(*arguments, says=says, before=(WEFT, "launch", "-n", "2", "--"))
         self.assertEqual([p.name for p in self.folder.iterdir()], ["empty.txt"])  # nothing is left behind
 
     def test_a_loss_that_is_not_finite(self) -> None:

@@ -45,6 +45,7 @@ std::string refusal(const std::function<void(Outline&)>& spoil) {
 TEST(Outline, AcceptsWhatIsSound) {
   EXPECT_EQ(refusal([](Outline&) {}), "");
   EXPECT_EQ(refusal([](Outline& o) { o.tables.clear(); }), "");
+  EXPECT_EQ(refusal([](Outline& o) { o.blocks[0].forward_seconds = 1e4; }), "");
   EXPECT_EQ(refusal([](Outline& o) { o.source = "flops", o.flops_per_second = 1e12; }), "");
 }
 
@@ -64,6 +65,7 @@ TEST(Outline, RefusesEverythingElseInOneSentence) {
       {[](Outline& o) { o.blocks[0].forward_seconds = -1; }, "forward"},
       {[&](Outline& o) { o.blocks[0].backward_seconds = inf; }, "backward"},
       {[&](Outline& o) { o.blocks[0].update_seconds = nan; }, "update"},
+      {[](Outline& o) { o.blocks[0].forward_seconds = 1e6; }, "more than a day"},
       {[](Outline& o) { o.tensors[0].name = "bias"; }, "bias"},
       {[](Outline& o) { o.tensors[0].length = 0; }, "table"},
       {[](Outline& o) { o.tensors[0].rows = 5; }, "rows"},
