@@ -185,6 +185,16 @@ class BenchTest(CliTest):
         asked = self.bench("allreduce", "--bytes", "1KiB", "--transport", "sim", "--algorithm", "auto")
         self.assertEqual([row["algorithm"] for row in asked], auto)
 
+    def test_an_all_gather_of_a_thousand_simulated_ranks_fits_into_2_gib(self) -> None:
+        arguments = ("bench", "allgather", "--transport", "sim", "--ranks", "1024", "--bytes", "1KiB", "--algorithm", "bruck")
+        with subprocess.Popen((WEFT, *arguments), stdout=subprocess.DEVNULL, env=environment()) as job:
+            _, status, usage = os.wait4(job.pid, 0)
+            job.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(job.returncode, 0)
+        gib = usage.ru_maxrss / 2**20
+        self.assertGreater(gib, 1)  # a thousand results of 1 MiB
+        self.assertLess(gib, 1.5)
+
     def test_priority(self) -> None:
         row = self.bench("priority", "--iterations", "3", "--bytes", "256KiB")[0]
         for name in ("idle_seconds", "priority_seconds", "fifo_seconds"):

@@ -188,7 +188,12 @@ CaseBuffers::Memory CaseBuffers::allocate(std::size_t bytes) {
 }
 
 CaseBuffers::CaseBuffers(const BenchCase& c, int rank)
-    : case_(c), rank_(rank), original_(allocate(c.shape.bytes())), data_(allocate(c.shape.bytes())) {
+    : case_(c),
+      rank_(rank),
+      given_(c.family == Family::all_gather ? block_of(c.shape.count, c.shape.size, rank)
+                                            : BlockRange{0, c.shape.count}),
+      original_(allocate(static_cast<std::size_t>(given_.count) * c.shape.element_bytes)),
+      data_(allocate(c.shape.bytes())) {
   for (int element_class = 0; reduces(c.family) && element_class < kClasses; ++element_class) {
     int sum = 0;
     for (int r = 0; r < c.shape.size; ++r) sum += term(c.dtype, r, element_class);
@@ -197,7 +202,7 @@ CaseBuffers::CaseBuffers(const BenchCase& c, int rank)
   with_type(c.dtype, [this](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     T* const first = reinterpret_cast<T*>(original_.get());
-    for (std::int64_t i = 0; i < case_.shape.count; ++i) first[i] = element<T>(input(i));
+    for (std::int64_t i = 0; i < given_.count; ++i) first[i] = element<T>(input(given_.first + i));
   });
 }
 
@@ -207,7 +212,7 @@ int CaseBuffers::input(std::int64_t index) const {
   const auto block =
       static_cast<int>(index / std::max<std::int64_t>(case_.shape.count / case_.shape.size, 1));
   if (case_.family == Family::all_to_all) return token(rank_, block, index);
-  return block == rank_ ? token(rank_, 0, index) : 255;
+  return token(rank_, 0, index);
 }
 
 int CaseBuffers::expected(std::int64_t index) const {
@@ -220,10 +225,12 @@ int CaseBuffers::expected(std::int64_t index) const {
 }
 
 void CaseBuffers::refill() {
-  if (case_.family == Family::all_to_all)
+  if (given_.count < case_.shape.count || case_.family == Family::all_to_all)
     std::memset(data_.get(), 0xff, case_.shape.bytes());
-  else
-    std::memcpy(data_.get(), original_.get(), case_.shape.bytes());
+  if (case_.family == Family::all_to_all) return;
+  const std::size_t width = case_.shape.element_bytes;
+  std::memcpy(data_.get() + static_cast<std::size_t>(given_.first) * width, original_.get(),
+              static_cast<std::size_t>(given_.count) * width);
 }
 
 Task<void> CaseBuffers::run(Comm comm) const {

@@ -88,7 +88,8 @@ class CaseBuffers {
 
   BenchCase case_;
   int rank_;
-  Memory original_;        // the input
+  BlockRange given_;       // where the input lies: everywhere, or in the own block
+  Memory original_;        // the input, of that
   Memory data_;            // in place; of all_to_all: what arrives
   std::vector<int> sums_;  // over ranks, by class of element
 };
