@@ -585,7 +585,7 @@ class Table final : public HybridTable {
   // What the operation sends is added to the exchange's bytes.
   static Task<void> counted(Comm comm, Table* table, TableExchange e, Task<void> inner) {
     co_await std::move(inner);
-    table->sent_[static_cast<std::size_t>(e)] += comm.operation().bytes_sent;
+    table->sent_[static_cast<std::size_t>(e)] += comm.bytes_sent();
   }
 
   std::size_t width_;  // own columns

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collectives/sparse_allreduce/call.h"
-#include "collectives/sparse_allreduce/spar_step.h"
+#include "collectives/sparse_allreduce/spar_operation.h"
 #include "sim/sparse_job.h"
 
 namespace weft {

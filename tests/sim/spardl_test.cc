@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "collectives/sparse_allreduce/call.h"
-#include "collectives/sparse_allreduce/spar_step.h"
+#include "collectives/sparse_allreduce/spar_operation.h"
 #include "patterns/bruck.h"
 #include "sim/sparse_job.h"
 #include "weft/error.h"

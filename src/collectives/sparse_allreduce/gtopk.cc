@@ -16,7 +16,7 @@
 
 #include "collectives/pieces.h"
 #include "collectives/sparse_allreduce/messages.h"
-#include "collectives/sparse_allreduce/whole_step.h"
+#include "collectives/sparse_allreduce/whole_operation.h"
 #include "kernels/sparse.h"
 #include "patterns/bruck.h"
 #include "patterns/tree.h"
@@ -25,8 +25,8 @@ namespace weft {
 
 namespace {
 
-struct TreeStep : WholeStep {
-  using WholeStep::WholeStep;
+struct TreeOperation : WholeOperation {
+  using WholeOperation::WholeOperation;
 
   void code() {
     const Stopwatch watch(call.result->select_seconds);
@@ -65,38 +65,38 @@ struct TreeStep : WholeStep {
 };
 
 // Step 2
-Task<void> climb(Comm comm, TreeStep& step, std::size_t limit) {
+Task<void> climb(Comm comm, TreeOperation& op, std::size_t limit) {
   std::uint32_t hop = 0;
   for (int gap = 1; gap < comm.size(); gap *= 2, ++hop) {
     if (scatter_receives(comm.rank(), gap)) {
-      auto code = [&step] {
-        step.code();
-        return step.call.spent();
+      auto code = [&op] {
+        op.code();
+        return op.call.spent();
       };
       co_await comm.compute(code);
-      step.count_sent();
-      co_await send_message(comm, comm.rank() - gap, hop, step.outgoing);
+      op.count_sent();
+      co_await send_message(comm, comm.rank() - gap, hop, op.outgoing);
       co_return;
     }
     if (!scatter_sends(comm.rank(), gap, comm.size())) continue;
     const int child = comm.rank() + gap;
-    co_await recv_message(comm, child, hop, step.incoming, limit);
-    auto add = [&step, child] {
-      step.add(child);
-      return step.call.spent();
+    co_await recv_message(comm, child, hop, op.incoming, limit);
+    auto add = [&op, child] {
+      op.add(child);
+      return op.call.spent();
     };
     co_await comm.compute(add);
   }
 }
 
 // Step 3
-Task<void> descend(Comm comm, TreeStep& step, std::size_t limit) {
+Task<void> descend(Comm comm, TreeOperation& op, std::size_t limit) {
   TransferQueue sends(comm);
   const int levels = log2_ceil(comm.size());
   if (comm.rank() == 0) {
-    auto code = [&step] {
-      step.code();
-      return step.call.spent();
+    auto code = [&op] {
+      op.code();
+      return op.call.spent();
     };
     co_await comm.compute(code);
   }
@@ -105,16 +105,16 @@ Task<void> descend(Comm comm, TreeStep& step, std::size_t limit) {
     const auto hop = static_cast<std::uint32_t>(levels - 1 - level);
     if (scatter_receives(comm.rank(), gap)) {
       const int parent = comm.rank() - gap;
-      co_await recv_message(comm, parent, hop, step.incoming, limit);
-      auto decode = [&step, parent] {
-        step.decode(parent, step.list);
-        return step.call.spent();
+      co_await recv_message(comm, parent, hop, op.incoming, limit);
+      auto decode = [&op, parent] {
+        op.decode(parent, op.list);
+        return op.call.spent();
       };
       co_await comm.compute(decode);
-      step.outgoing.swap(step.incoming);  // passed on as it came
+      op.outgoing.swap(op.incoming);  // passed on as it came
     } else if (scatter_sends(comm.rank(), gap, comm.size())) {
-      step.count_sent();
-      post_message(comm, comm.rank() + gap, hop, step.outgoing, sends);
+      op.count_sent();
+      post_message(comm, comm.rank() + gap, hop, op.outgoing, sends);
     }
   }
   while (!sends.empty()) co_await sends.next();
@@ -123,27 +123,27 @@ Task<void> descend(Comm comm, TreeStep& step, std::size_t limit) {
 }  // namespace
 
 Task<void> gtopk(Comm comm, SparseCall call) {
-  TreeStep step(call);
+  TreeOperation op(call);
   // Step 1
-  auto select = [&step] {
-    step.select();
-    step.round_selected();
-    step.list = step.selected();
-    step.call.spend(step.call.kernels->move_entry, step.list.size());
-    return step.call.spent();
+  auto select = [&op] {
+    op.select();
+    op.round_selected();
+    op.list = op.selected();
+    op.call.spend(op.call.kernels->move_entry, op.list.size());
+    return op.call.spent();
   };
   co_await comm.compute(select);
-  const std::size_t limit = wire::max_encoded_bytes(call.codec, call.k, step.length());
-  co_await climb(comm, step, limit);
-  co_await descend(comm.hops_from(static_cast<std::uint32_t>(log2_ceil(comm.size()))), step, limit);
+  const std::size_t limit = wire::max_encoded_bytes(call.codec, call.k, op.length());
+  co_await climb(comm, op, limit);
+  co_await descend(comm.hops_from(static_cast<std::uint32_t>(log2_ceil(comm.size()))), op, limit);
   // Step 4
-  call.result->finite = !step.non_finite;
-  if (step.non_finite) co_return;
-  auto settle = [&step] {
-    step.result() = step.list;
-    step.call.spend(step.call.kernels->move_entry, step.list.size());
-    step.settle();
-    return step.call.spent();
+  call.result->finite = !op.non_finite;
+  if (op.non_finite) co_return;
+  auto settle = [&op] {
+    op.result() = op.list;
+    op.call.spend(op.call.kernels->move_entry, op.list.size());
+    op.settle();
+    return op.call.spent();
   };
   co_await comm.compute(settle);
 }

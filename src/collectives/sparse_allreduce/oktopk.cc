@@ -41,7 +41,7 @@
 
 #include "collectives/registry.h"
 #include "collectives/sparse_allreduce/lists.h"
-#include "collectives/sparse_allreduce/oktopk_step.h"
+#include "collectives/sparse_allreduce/oktopk_operation.h"
 #include "patterns/bruck.h"
 #include "weft/error.h"
 
@@ -56,28 +56,28 @@ constexpr std::int64_t kNotFinite = std::int64_t{1} << 62;  // in a count
 }
 
 // Steps 5 and 6.
-Task<void> gather_kept(Comm comm, OkStep& step) {
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(step.size));
-  counts[step.me] = step.non_finite ? kNotFinite : static_cast<std::int64_t>(step.kept.size());
-  co_await gather_numbers(comm, step.call, counts);
-  step.non_finite = std::find(counts.begin(), counts.end(), kNotFinite) != counts.end();
-  if (step.non_finite) co_return;
+Task<void> gather_kept(Comm comm, OkOperation& op) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(op.size));
+  counts[op.me] = op.non_finite ? kNotFinite : static_cast<std::int64_t>(op.kept.size());
+  co_await gather_numbers(comm, op.call, counts);
+  op.non_finite = std::find(counts.begin(), counts.end(), kNotFinite) != counts.end();
+  if (op.non_finite) co_return;
   for (std::size_t r = 0; r < counts.size(); ++r) {
-    if (counts[r] < 0 || counts[r] > step.region_length(r)) refuse("count", static_cast<int>(r));
+    if (counts[r] < 0 || counts[r] > op.region_length(r)) refuse("count", static_cast<int>(r));
   }
-  const Balance balance(counts, step.next);
-  ListExchange exchange(step.size);
+  const Balance balance(counts, op.next);
+  ListExchange exchange(op.size);
   auto part = [&] {
-    exchange = balancing(step, balance);
-    step.call.spend(step.call.kernels->move_entry, step.kept.size());
-    return step.call.spent();
+    exchange = balancing(op, balance);
+    op.call.spend(op.call.kernels->move_entry, op.kept.size());
+    return op.call.spent();
   };
   co_await comm.compute(part);
-  auto hop = static_cast<std::uint32_t>(log2_ceil(step.size));
-  co_await exchange_lists(comm.hops_from(hop), step.call, exchange);
+  auto hop = static_cast<std::uint32_t>(log2_ceil(op.size));
+  co_await exchange_lists(comm.hops_from(hop), op.call, exchange);
   // Step 6
-  hop += static_cast<std::uint32_t>(step.size - 1);
-  ListGather gather{.lists = step.call.work->lists};
+  hop += static_cast<std::uint32_t>(op.size - 1);
+  ListGather gather{.lists = op.call.work->lists};
   std::vector<std::int64_t> bases;
   for (std::size_t r = 0; r < counts.size(); ++r) {
     const auto [begin, end] = balance.range(r);
@@ -86,108 +86,108 @@ Task<void> gather_kept(Comm comm, OkStep& step) {
   }
   auto join = [&] {
     Entries mine;
-    append_lists(exchange.incoming, step.next.regions, mine);
-    step.call.spend(2 * step.call.kernels->move_entry, mine.size());
-    for (std::uint32_t& i : mine.indices) i -= static_cast<std::uint32_t>(bases[step.me]);
-    gather.lists[step.me] = std::move(mine);
-    return step.call.spent();
+    append_lists(exchange.incoming, op.next.regions, mine);
+    op.call.spend(2 * op.call.kernels->move_entry, mine.size());
+    for (std::uint32_t& i : mine.indices) i -= static_cast<std::uint32_t>(bases[op.me]);
+    gather.lists[op.me] = std::move(mine);
+    return op.call.spent();
   };
   co_await comm.compute(join);
-  co_await gather_lists(comm.hops_from(hop), step.call, gather);
-  step.non_finite = gather.non_finite;
+  co_await gather_lists(comm.hops_from(hop), op.call, gather);
+  op.non_finite = gather.non_finite;
   auto finish = [&] {
-    append_lists(gather.lists, bases, step.result());
-    step.call.spend(step.call.kernels->move_entry, step.result().size());
-    return step.call.spent();
+    append_lists(gather.lists, bases, op.result());
+    op.call.spend(op.call.kernels->move_entry, op.result().size());
+    return op.call.spent();
   };
   co_await comm.compute(finish);
   const std::int64_t total = balance.total();
-  if (4 * total < 3 * step.call.k) step.next.global /= 1.008F;
-  if (4 * total > 5 * step.call.k) step.next.global *= 1.008F;
-  if (step.far_off(total)) step.next.global = 0;
+  if (4 * total < 3 * op.call.k) op.next.global /= 1.008F;
+  if (4 * total > 5 * op.call.k) op.next.global *= 1.008F;
+  if (op.far_off(total)) op.next.global = 0;
 }
 
 // Step 4 with evaluation.
-Task<void> gather_sums(Comm comm, OkStep& step) {
-  ListGather gather{.lists = step.call.work->lists, .non_finite = step.non_finite};
-  for (std::size_t r = 0; r < static_cast<std::size_t>(step.size); ++r) {
-    gather.bounds.push_back({.length = step.region_length(r), .max_count = step.region_length(r)});
+Task<void> gather_sums(Comm comm, OkOperation& op) {
+  ListGather gather{.lists = op.call.work->lists, .non_finite = op.non_finite};
+  for (std::size_t r = 0; r < static_cast<std::size_t>(op.size); ++r) {
+    gather.bounds.push_back({.length = op.region_length(r), .max_count = op.region_length(r)});
   }
-  gather.lists[step.me] = step.sums;
-  co_await gather_lists(comm, step.call, gather);
-  step.non_finite = gather.non_finite;
-  if (step.non_finite) co_return;
+  gather.lists[op.me] = op.sums;
+  co_await gather_lists(comm, op.call, gather);
+  op.non_finite = gather.non_finite;
+  if (op.non_finite) co_return;
   auto finish = [&] {
-    step.finish_evaluation(gather.lists);
-    return step.call.spent();
+    op.finish_evaluation(gather.lists);
+    return op.call.spent();
   };
   co_await comm.compute(finish);
 }
 
 // Step 2: the mean of what the ranks propose. Fewer than 2 size hops.
-Task<void> agree_on_regions(Comm comm, OkStep& step) {
+Task<void> agree_on_regions(Comm comm, OkOperation& op) {
   const std::span<std::int64_t> inner =
-      std::span(step.next.regions).subspan(1, static_cast<std::size_t>(step.size - 1));
+      std::span(op.next.regions).subspan(1, static_cast<std::size_t>(op.size - 1));
   const Dense data(inner);
   const Shape shape{
-      .size = step.size, .count = data.count, .element_bytes = 8, .micro_op_bytes = comm.micro_op_bytes()};
+      .size = op.size, .count = data.count, .element_bytes = 8, .micro_op_bytes = comm.micro_op_bytes()};
   AllReduceRun* const run = std::get<AllReduceRun*>(choose(Family::all_reduce, shape, comm.cost()).run);
   const std::uint64_t before = comm.bytes_sent();
   co_await run(comm, data, Reduction::sum, comm.micro_op_bytes());
-  step.call.result->entry_bytes_sent += comm.bytes_sent() - before;
-  for (std::int64_t& boundary : inner) boundary /= step.size;
-  const std::vector<std::int64_t>& regions = step.next.regions;
+  op.call.result->entry_bytes_sent += comm.bytes_sent() - before;
+  for (std::int64_t& boundary : inner) boundary /= op.size;
+  const std::vector<std::int64_t>& regions = op.next.regions;
   if (!std::is_sorted(regions.begin(), regions.end())) refuse("boundary", -1);
 }
 
 }  // namespace
 
 Task<void> oktopk(Comm comm, SparseCall call) {
-  OkStep step(comm, call);
+  OkOperation op(comm, call);
   // Step 1
-  auto select = [&step] {
-    step.select_local();
-    return step.call.spent();
+  auto select = [&op] {
+    op.select_local();
+    return op.call.spent();
   };
   co_await comm.compute(select);
   // Step 2
   std::uint32_t hop = 0;
-  if (step.repartition) {
-    step.propose_regions();
-    co_await agree_on_regions(comm, step);
+  if (op.repartition) {
+    op.propose_regions();
+    co_await agree_on_regions(comm, op);
     hop += static_cast<std::uint32_t>(2 * comm.size());
   }
   // Step 3
-  auto split = [&step] {
-    step.split();
-    return step.call.spent();
+  auto split = [&op] {
+    op.split();
+    return op.call.spent();
   };
   co_await comm.compute(split);
-  co_await exchange_lists(comm.hops_from(hop), call, step.exchange);
+  co_await exchange_lists(comm.hops_from(hop), call, op.exchange);
   hop += static_cast<std::uint32_t>(comm.size() - 1);
-  auto add = [&step] {
-    step.add();
-    return step.call.spent();
+  auto add = [&op] {
+    op.add();
+    return op.call.spent();
   };
   co_await comm.compute(add);
   // Steps 4 to 6
-  if (step.evaluate_global) {
-    co_await gather_sums(comm.hops_from(hop), step);
+  if (op.evaluate_global) {
+    co_await gather_sums(comm.hops_from(hop), op);
   } else {
-    auto filter = [&step] {
-      step.filter();
-      return step.call.spent();
+    auto filter = [&op] {
+      op.filter();
+      return op.call.spent();
     };
     co_await comm.compute(filter);
-    co_await gather_kept(comm.hops_from(hop), step);
+    co_await gather_kept(comm.hops_from(hop), op);
   }
   // Step 7
-  call.result->finite = !step.non_finite;
-  if (step.non_finite) co_return;
-  auto settle = [&step] {
-    step.keep_what_was_dropped();
-    step.settle();
-    return step.call.spent();
+  call.result->finite = !op.non_finite;
+  if (op.non_finite) co_return;
+  auto settle = [&op] {
+    op.keep_what_was_dropped();
+    op.settle();
+    return op.call.spent();
   };
   co_await comm.compute(settle);
 }

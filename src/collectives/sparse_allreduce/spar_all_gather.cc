@@ -17,7 +17,7 @@
 #include <cmath>
 
 #include "collectives/sparse_allreduce/lists.h"
-#include "collectives/sparse_allreduce/spar_step.h"
+#include "collectives/sparse_allreduce/spar_operation.h"
 #include "kernels/sparse.h"
 
 namespace weft {
@@ -25,84 +25,84 @@ namespace weft {
 namespace {
 
 // Keeps the largest of what `sharers` ranks have added up alike.
-void settle(SparStep& step, int sharers, int mine) {
+void settle(SparOperation& op, int sharers, int mine) {
   Entries discards;
-  step.call.spend(step.call.kernels->keep_entry, step.own.size());
-  keep_largest(step.own, step.quota_of(step.position), discards);
+  op.call.spend(op.call.kernels->keep_entry, op.own.size());
+  keep_largest(op.own, op.quota_of(op.position), discards);
   // Finite values may overflow as they are added up; all sharers see the same sums.
-  step.non_finite |=
-      !std::all_of(step.own.values.begin(), step.own.values.end(), [](float v) { return std::isfinite(v); });
-  step.keep_share(discards, sharers, mine);
-  step.round(step.own, sharers, mine);
+  op.non_finite |=
+      !std::all_of(op.own.values.begin(), op.own.values.end(), [](float v) { return std::isfinite(v); });
+  op.keep_share(discards, sharers, mine);
+  op.round(op.own, sharers, mine);
 }
 
 }  // namespace
 
-Task<void> spar_all_gather_recursive(Comm comm, SparStep& step) {
-  const std::int64_t quota = step.quota_of(step.position);
+Task<void> spar_all_gather_recursive(Comm comm, SparOperation& op) {
+  const std::int64_t quota = op.quota_of(op.position);
   std::uint32_t hop = 0;
-  for (int gap = 1; gap < step.call.teams; gap *= 2, ++hop) {
+  for (int gap = 1; gap < op.call.teams; gap *= 2, ++hop) {
     // Step 1
-    const int partner = step.team ^ gap;
-    const int peer = step.rank_of(partner, step.position);
+    const int partner = op.team ^ gap;
+    const int peer = op.rank_of(partner, op.position);
     const BagRoute route{.to = peer, .from = peer, .hop = hop};
-    auto code = [&step] {
-      const Stopwatch watch(step.call.result->select_seconds);
-      step.outgoing.clear();
-      step.code(step.own, step.position, step.outgoing);
-      step.call.result->entries_sent += step.own.size();
-      return step.call.spent();
+    auto code = [&op] {
+      const Stopwatch watch(op.call.result->select_seconds);
+      op.outgoing.clear();
+      op.code(op.own, op.position, op.outgoing);
+      op.call.result->entries_sent += op.own.size();
+      return op.call.spent();
     };
     co_await comm.compute(code);
-    co_await step.exchange(comm, route, step.limit_of(quota, step.position));
+    co_await op.exchange(comm, route, op.limit_of(quota, op.position));
     // Step 2
-    auto add = [&step, partner, peer, gap, quota] {
+    auto add = [&op, partner, peer, gap, quota] {
       Entries theirs;
-      BagReader bag(step.call.codec, step.incoming, peer);
-      bag.next(step.length_of(step.position), quota, theirs, step.non_finite);
+      BagReader bag(op.call.codec, op.incoming, peer);
+      bag.next(op.length_of(op.position), quota, theirs, op.non_finite);
       bag.end();
-      const Entries mine = std::move(step.own);
-      step.own.clear();
-      if (partner < step.team)
-        merge_add(theirs, mine, step.own);
+      const Entries mine = std::move(op.own);
+      op.own.clear();
+      if (partner < op.team)
+        merge_add(theirs, mine, op.own);
       else
-        merge_add(mine, theirs, step.own);
-      step.call.spend_decoding(theirs.size());
-      step.call.spend(step.call.kernels->merge_entry, mine.size() + theirs.size());
-      settle(step, 2 * gap, step.team % (2 * gap));
-      return step.call.spent();
+        merge_add(mine, theirs, op.own);
+      op.call.spend_decoding(theirs.size());
+      op.call.spend(op.call.kernels->merge_entry, mine.size() + theirs.size());
+      settle(op, 2 * gap, op.team % (2 * gap));
+      return op.call.spent();
     };
     co_await comm.compute(add);
   }
 }
 
-Task<void> spar_all_gather_bruck(Comm comm, SparStep& step) {
-  const int teams = step.call.teams;
-  const std::int64_t quota = step.quota_of(step.position);
+Task<void> spar_all_gather_bruck(Comm comm, SparOperation& op) {
+  const int teams = op.call.teams;
+  const std::int64_t quota = op.quota_of(op.position);
   std::vector<Entries> lists(static_cast<std::size_t>(teams));
   ListGather gather{.lists = lists,
-                    .non_finite = step.non_finite,
-                    .ring = {.size = teams, .me = step.team, .first = step.position, .stride = step.members}};
-  gather.bounds.assign(lists.size(), {.length = step.length_of(step.position), .max_count = quota});
-  lists[static_cast<std::size_t>(step.team)] = std::move(step.own);
+                    .non_finite = op.non_finite,
+                    .ring = {.size = teams, .me = op.team, .first = op.position, .stride = op.members}};
+  gather.bounds.assign(lists.size(), {.length = op.length_of(op.position), .max_count = quota});
+  lists[static_cast<std::size_t>(op.team)] = std::move(op.own);
   // Step 1
-  co_await gather_lists(comm, step.call, gather);
-  step.non_finite = gather.non_finite;
+  co_await gather_lists(comm, op.call, gather);
+  op.non_finite = gather.non_finite;
   // Step 2
-  auto add = [&step, &lists, teams, quota] {
+  auto add = [&op, &lists, teams, quota] {
     Entries sum;
     Entries next;
     for (const Entries& list : lists) {
       merge_add(sum, list, next);
-      step.call.spend(step.call.kernels->merge_entry, sum.size() + list.size());
+      op.call.spend(op.call.kernels->merge_entry, sum.size() + list.size());
       std::swap(sum, next);
     }
-    SparseWork& work = *step.call.work;
+    SparseWork& work = *op.call.work;
     work.next_team_quota =
         next_team_quota(work.next_team_quota, static_cast<std::int64_t>(sum.size()), quota, teams);
-    step.own = std::move(sum);
-    settle(step, teams, step.team);
-    return step.call.spent();
+    op.own = std::move(sum);
+    settle(op, teams, op.team);
+    return op.call.spent();
   };
   co_await comm.compute(add);
 }

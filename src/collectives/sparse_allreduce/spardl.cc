@@ -13,71 +13,71 @@
 
 #include "collectives/sparse_allreduce/lists.h"
 #include "collectives/sparse_allreduce/residual_rules.h"
-#include "collectives/sparse_allreduce/spar_step.h"
+#include "collectives/sparse_allreduce/spar_operation.h"
 #include "patterns/bruck.h"
 
 namespace weft {
 
 // Owners' blocks travel as they were coded: everybody decodes the same bytes.
-Task<void> gather_blocks(Comm comm, SparStep& step) {
-  ListGather gather{.lists = step.call.result->blocks,
-                    .non_finite = step.non_finite,
-                    .ring = {.size = step.members, .me = step.position, .first = step.rank_of(step.team, 0)}};
-  for (int b = 0; b < step.members; ++b)
-    gather.bounds.push_back({.length = step.length_of(b), .max_count = step.quota_of(b)});
-  gather.lists[static_cast<std::size_t>(step.position)] = std::move(step.own);
-  co_await gather_lists(comm, step.call, gather);
-  step.non_finite = gather.non_finite;
+Task<void> gather_blocks(Comm comm, SparOperation& op) {
+  ListGather gather{.lists = op.call.result->blocks,
+                    .non_finite = op.non_finite,
+                    .ring = {.size = op.members, .me = op.position, .first = op.rank_of(op.team, 0)}};
+  for (int b = 0; b < op.members; ++b)
+    gather.bounds.push_back({.length = op.length_of(b), .max_count = op.quota_of(b)});
+  gather.lists[static_cast<std::size_t>(op.position)] = std::move(op.own);
+  co_await gather_lists(comm, op.call, gather);
+  op.non_finite = gather.non_finite;
 }
 
 namespace {
 
-void prepare_team_quota(const SparStep& step) {
-  SparseWork& work = *step.call.work;
-  const std::int64_t quota = step.quota_of(step.position);
+void prepare_team_quota(const SparOperation& op) {
+  SparseWork& work = *op.call.work;
+  const std::int64_t quota = op.quota_of(op.position);
   work.next_team_quota = work.team_quota;
   TeamQuota& next = work.next_team_quota;
-  const std::int64_t least = std::max<std::int64_t>(1, quota / step.call.teams);
-  if (step.call.k >= work.length) next.entries = quota;  // everything: nothing to economise on
+  const std::int64_t least = std::max<std::int64_t>(1, quota / op.call.teams);
+  if (op.call.k >= work.length) next.entries = quota;  // everything: nothing to economise on
   next.entries = next.entries == 0 ? least : std::clamp(next.entries, least, std::max(least, quota));
 }
 
 }  // namespace
 
 Task<void> spardl(Comm comm, SparseCall call) {
-  SparStep step(comm, call);
+  SparOperation op(comm, call);
   SparseWork& work = *call.work;
-  prepare_team_quota(step);
+  prepare_team_quota(op);
   // Step 1
-  auto accumulate_all = [&step, &call, &work] {
+  auto accumulate_all = [&op, &call, &work] {
     const Stopwatch watch(call.result->select_seconds);
-    estimate_thresholds(call.step(), step.deal, step.quotas, work.candidates);
-    step.non_finite = !accumulate(call.step(), step.deal, work.candidates, call.threads).finite;
+    estimate_thresholds(call.step(), op.deal, op.quotas, work.candidates);
+    op.non_finite = !accumulate(call.step(), op.deal, work.candidates, call.threads).finite;
     call.spend_selection();
     return call.spent();
   };
   co_await comm.compute(accumulate_all);
   // Step 2
   std::uint32_t hop = 0;
-  co_await spar_reduce_scatter(comm, step);
-  hop += static_cast<std::uint32_t>(log2_ceil(step.members));
+  co_await spar_reduce_scatter(comm, op);
+  hop += static_cast<std::uint32_t>(log2_ceil(op.members));
   // Step 3
   if (call.teams > 1) {
     if (call.recursive)
-      co_await spar_all_gather_recursive(comm.hops_from(hop), step);
+      co_await spar_all_gather_recursive(comm.hops_from(hop), op);
     else
-      co_await spar_all_gather_bruck(comm.hops_from(hop), step);
+      co_await spar_all_gather_bruck(comm.hops_from(hop), op);
     hop += static_cast<std::uint32_t>(log2_ceil(call.teams));
   }
   // Step 4
-  co_await gather_blocks(comm.hops_from(hop), step);
+  co_await gather_blocks(comm.hops_from(hop), op);
   // Step 5
-  call.result->finite = !step.non_finite;
-  if (step.non_finite) co_return;
-  auto settle = [&step, &call, &work] {
-    for (int b = 0; b < step.members; ++b) {
+  call.result->finite = !op.non_finite;
+  if (op.non_finite) co_return;
+  auto settle = [&op, &call, &work] {
+    for (int b = 0; b < op.members; ++b) {
       const auto i = static_cast<std::size_t>(b);
-      apply_residual_rule(call, step.deal, b, work.selected[i], work.touched[i], call.result->blocks[i]);
+      apply_residual_rule(call, op.deal, b, work.selected[i], work.touched[i], call.result->blocks[i]);
     }
     return call.spent();
   };

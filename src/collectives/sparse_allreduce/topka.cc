@@ -10,23 +10,23 @@
 //
 // All-gather of sparse gradients as in Aji and Heafield, EMNLP 2017; named in Shi et al. (gTopk), ICDCS 2019.
 #include "collectives/sparse_allreduce/lists.h"
-#include "collectives/sparse_allreduce/whole_step.h"
+#include "collectives/sparse_allreduce/whole_operation.h"
 
 namespace weft {
 
 Task<void> topka(Comm comm, SparseCall call) {
-  WholeStep step(call);
+  WholeOperation op(call);
   call.work->lists.resize(static_cast<std::size_t>(comm.size()));
   ListGather gather{.lists = call.work->lists};
-  gather.bounds.assign(static_cast<std::size_t>(comm.size()), {.length = step.length(), .max_count = call.k});
+  gather.bounds.assign(static_cast<std::size_t>(comm.size()), {.length = op.length(), .max_count = call.k});
   // Step 1
   auto select = [&] {
-    step.select();
+    op.select();
     const Stopwatch watch(call.result->select_seconds);
-    step.round_selected();
-    gather.non_finite = step.non_finite;
-    gather.lists[static_cast<std::size_t>(comm.rank())] = step.selected();
-    call.spend(call.kernels->move_entry, step.selected().size());
+    op.round_selected();
+    gather.non_finite = op.non_finite;
+    gather.lists[static_cast<std::size_t>(comm.rank())] = op.selected();
+    call.spend(call.kernels->move_entry, op.selected().size());
     return call.spent();
   };
   co_await comm.compute(select);
@@ -34,9 +34,9 @@ Task<void> topka(Comm comm, SparseCall call) {
   co_await gather_lists(comm, call, gather);
   // Step 3
   auto add = [&] {
-    call.result->finite = !gather.non_finite && sum_lists(gather.lists, step.length(), step.result());
+    call.result->finite = !gather.non_finite && sum_lists(gather.lists, op.length(), op.result());
     spend_sum(call, gather.lists);
-    if (call.result->finite) step.settle();
+    if (call.result->finite) op.settle();
     return call.spent();
   };
   co_await comm.compute(add);

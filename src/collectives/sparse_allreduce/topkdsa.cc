@@ -24,7 +24,7 @@
 #include "collectives/registry.h"
 #include "collectives/sparse_allreduce/lists.h"
 #include "collectives/sparse_allreduce/residual_rules.h"
-#include "collectives/sparse_allreduce/whole_step.h"
+#include "collectives/sparse_allreduce/whole_operation.h"
 #include "kernels/sparse.h"
 #include "patterns/bruck.h"
 
@@ -34,9 +34,9 @@ namespace {
 
 constexpr std::int64_t kNotFinite = std::int64_t{1} << 62;  // in the number that says a region's size
 
-struct RegionStep : WholeStep {
-  RegionStep(const Comm& comm, const SparseCall& c)
-      : WholeStep(c),
+struct RegionOperation : WholeOperation {
+  RegionOperation(const Comm& comm, const SparseCall& c)
+      : WholeOperation(c),
         me(static_cast<std::size_t>(comm.rank())),
         regions(c.blocks, comm.size(), c.work->length),
         exchange(comm.size()) {
@@ -124,28 +124,28 @@ struct RegionStep : WholeStep {
   ListExchange exchange;
 };
 
-Task<void> gather_sparse(Comm comm, RegionStep& step) {
-  ListGather gather{.lists = step.call.result->blocks};
+Task<void> gather_sparse(Comm comm, RegionOperation& op) {
+  ListGather gather{.lists = op.call.result->blocks};
   for (int j = 0; j < comm.size(); ++j) {
-    gather.bounds.push_back({.length = step.regions.count(j), .max_count = step.regions.count(j)});
+    gather.bounds.push_back({.length = op.regions.count(j), .max_count = op.regions.count(j)});
   }
-  co_await gather_lists(comm, step.call, gather);
+  co_await gather_lists(comm, op.call, gather);
 }
 
 // Regions lie end to end in `laid`, each in its own order; then every element goes to its place.
-Task<void> gather_dense(Comm comm, RegionStep& step) {
-  const SparseCall& call = step.call;
-  const auto n = static_cast<std::size_t>(step.length());
-  std::vector<std::byte> laid(n * size_of(step.dense_type()));
+Task<void> gather_dense(Comm comm, RegionOperation& op) {
+  const SparseCall& call = op.call;
+  const auto n = static_cast<std::size_t>(op.length());
+  std::vector<std::byte> laid(n * size_of(op.dense_type()));
   std::vector<std::int64_t> firsts;
-  for (int j = 0; j <= comm.size(); ++j) firsts.push_back(step.regions.first(j));
-  const bool half = step.dense_type() == DType::bfloat16;
+  for (int j = 0; j <= comm.size(); ++j) firsts.push_back(op.regions.first(j));
+  const bool half = op.dense_type() == DType::bfloat16;
   auto* const halves = reinterpret_cast<bfloat16*>(laid.data());
   auto* const floats = reinterpret_cast<float*>(laid.data());
   auto spread = [&] {
-    const EntriesView own = call.result->blocks[step.me];
+    const EntriesView own = call.result->blocks[op.me];
     for (std::size_t i = 0; i < own.size(); ++i) {
-      const std::size_t at = static_cast<std::size_t>(firsts[step.me]) + own.indices[i];
+      const std::size_t at = static_cast<std::size_t>(firsts[op.me]) + own.indices[i];
       if (half)
         halves[at] = to_bfloat16(own.values[i]);
       else
@@ -155,7 +155,7 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
     return call.spent();
   };
   co_await comm.compute(spread);
-  const Dense data(laid.data(), static_cast<std::int64_t>(n), step.dense_type());
+  const Dense data(laid.data(), static_cast<std::int64_t>(n), op.dense_type());
   const Blocks blocks(comm.size(), firsts.data());
   AllGatherRun* const run = std::get<AllGatherRun*>(find_algorithm(Family::all_gather, "bruck").run);
   const std::uint64_t before = comm.bytes_sent();
@@ -166,7 +166,7 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
   auto place = [&] {
     call.result->dense.resize(n);
     for (int j = 0; j < comm.size(); ++j) {
-      step.regions.for_each_run_of(j, [&](const Deal::Run& run_of) {
+      op.regions.for_each_run_of(j, [&](const Deal::Run& run_of) {
         for (std::int64_t i = 0; i < run_of.length; ++i) {
           const auto at = static_cast<std::size_t>(firsts[static_cast<std::size_t>(j)] + run_of.local + i);
           call.result->dense[static_cast<std::size_t>(run_of.first + i)] =
@@ -185,20 +185,20 @@ Task<void> gather_dense(Comm comm, RegionStep& step) {
 }  // namespace
 
 Task<void> topkdsa(Comm comm, SparseCall call) {
-  RegionStep step(comm, call);
+  RegionOperation op(comm, call);
   // Step 1
-  auto split = [&step] {
-    step.split();
-    return step.call.spent();
+  auto split = [&op] {
+    op.split();
+    return op.call.spent();
   };
   co_await comm.compute(split);
   // Step 2
-  co_await exchange_lists(comm, call, step.exchange);
+  co_await exchange_lists(comm, call, op.exchange);
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(comm.size()));
-  auto add = [&step, &sizes] {
-    step.add();
-    sizes[step.me] = step.coded_size();
-    return step.call.spent();
+  auto add = [&op, &sizes] {
+    op.add();
+    sizes[op.me] = op.coded_size();
+    return op.call.spent();
   };
   co_await comm.compute(add);
   // Step 3
@@ -206,22 +206,22 @@ Task<void> topkdsa(Comm comm, SparseCall call) {
   co_await gather_numbers(comm.hops_from(hop), call, sizes);
   std::int64_t total = 0;
   for (const std::int64_t bytes : sizes) {
-    step.non_finite |= bytes == kNotFinite;
-    total += step.non_finite ? 0 : bytes;
+    op.non_finite |= bytes == kNotFinite;
+    total += op.non_finite ? 0 : bytes;
   }
-  call.result->finite = !step.non_finite;
-  if (step.non_finite) co_return;
+  call.result->finite = !op.non_finite;
+  if (op.non_finite) co_return;
   // Step 4
   hop += static_cast<std::uint32_t>(log2_ceil(comm.size()));
-  const auto dense_bytes = step.length() * static_cast<std::int64_t>(size_of(step.dense_type()));
+  const auto dense_bytes = op.length() * static_cast<std::int64_t>(size_of(op.dense_type()));
   if (3 * total < 2 * dense_bytes)
-    co_await gather_sparse(comm.hops_from(hop), step);
+    co_await gather_sparse(comm.hops_from(hop), op);
   else
-    co_await gather_dense(comm.hops_from(hop), step);
+    co_await gather_dense(comm.hops_from(hop), op);
   // Step 5
-  auto settle = [&step] {
-    step.settle_regions();
-    return step.call.spent();
+  auto settle = [&op] {
+    op.settle_regions();
+    return op.call.spent();
   };
   co_await comm.compute(settle);
 }

@@ -11,8 +11,8 @@
 
 namespace weft {
 
-struct SparStep {
-  SparStep(const Comm& comm, const SparseCall& c);
+struct SparOperation {
+  SparOperation(const Comm& comm, const SparseCall& c);
 
   int rank_of(int in_team, int at) const { return in_team * members + (at + members) % members; }
   std::int64_t length_of(int block) const { return deal.count(block); }
@@ -47,10 +47,10 @@ struct SparStep {
 };
 
 // Phases, each with its hops counted from 0. REQUIRES: awaited in the expression that calls them.
-Task<void> spar_reduce_scatter(Comm comm, SparStep& step);
-Task<void> spar_all_gather_recursive(Comm comm, SparStep& step);  // R-SAG
-Task<void> spar_all_gather_bruck(Comm comm, SparStep& step);      // B-SAG
-Task<void> gather_blocks(Comm comm, SparStep& step);              // inside the team
+Task<void> spar_reduce_scatter(Comm comm, SparOperation& op);
+Task<void> spar_all_gather_recursive(Comm comm, SparOperation& op);  // R-SAG
+Task<void> spar_all_gather_bruck(Comm comm, SparOperation& op);      // B-SAG
+Task<void> gather_blocks(Comm comm, SparOperation& op);              // inside the team
 
 // The controller of B-SAG: aims at a union of `quota` entries. (The published one, with its result kept in
 // [quota/teams, quota] and its step at least one entry.)

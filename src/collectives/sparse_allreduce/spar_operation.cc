@@ -1,4 +1,4 @@
-#include "collectives/sparse_allreduce/spar_step.h"
+#include "collectives/sparse_allreduce/spar_operation.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 namespace weft {
 
-SparStep::SparStep(const Comm& comm, const SparseCall& c)
+SparOperation::SparOperation(const Comm& comm, const SparseCall& c)
     : call(c),
       members(comm.size() / c.teams),
       team(comm.rank() / members),
@@ -21,7 +21,7 @@ SparStep::SparStep(const Comm& comm, const SparseCall& c)
   c.result->blocks.resize(static_cast<std::size_t>(members));
 }
 
-void SparStep::keep_share(EntriesView entries, int sharers, int mine) {
+void SparOperation::keep_share(EntriesView entries, int sharers, int mine) {
   Entries share;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool falls_to_me =
@@ -32,14 +32,14 @@ void SparStep::keep_share(EntriesView entries, int sharers, int mine) {
   add_and_touch(call, deal, position, share, call.work->selected[static_cast<std::size_t>(position)]);
 }
 
-void SparStep::round(Entries& entries, int sharers, int mine) {
+void SparOperation::round(Entries& entries, int sharers, int mine) {
   if (call.codec != wire::SparseCodec::packed_bf16) return;
   wire::round_to_bfloat16(entries.values, call.work->errors);
   call.spend(call.kernels->round_element, entries.size());
   keep_share({entries.indices, call.work->errors}, sharers, mine);
 }
 
-void SparStep::code(EntriesView entries, int block, std::vector<std::byte>& into) {
+void SparOperation::code(EntriesView entries, int block, std::vector<std::byte>& into) {
   wire::encode(call.codec, non_finite ? EntriesView{} : entries, length_of(block), non_finite, into);
   call.spend_encoding(entries.size());
 }

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-struct WholeStep {
-  explicit WholeStep(const SparseCall& c);
+struct WholeOperation {
+  explicit WholeOperation(const SparseCall& c);
 
   // staged = gradient + residual, and its k largest entries go over into selected(). Takes time: on the pool.
   void select();

@@ -1,4 +1,4 @@
-#include "collectives/sparse_allreduce/oktopk_step.h"
+#include "collectives/sparse_allreduce/oktopk_operation.h"
 
 #include <algorithm>
 #include <bit>
@@ -46,8 +46,8 @@ void append_lists(std::span<const Entries> lists, std::span<const std::int64_t> 
   }
 }
 
-OkStep::OkStep(const Comm& comm, const SparseCall& c)
-    : WholeStep(c),
+OkOperation::OkOperation(const Comm& comm, const SparseCall& c)
+    : WholeOperation(c),
       size(comm.size()),
       me(static_cast<std::size_t>(comm.rank())),
       next(c.work->next_thresholds),
@@ -68,7 +68,7 @@ OkStep::OkStep(const Comm& comm, const SparseCall& c)
   call.work->lists.resize(static_cast<std::size_t>(size));
 }
 
-void OkStep::select_local() {
+void OkOperation::select_local() {
   if (evaluate_local) {
     select();
     next.local = least_magnitude(selected());
@@ -110,7 +110,7 @@ void OkStep::select_local() {
   round_selected();
 }
 
-void OkStep::propose_regions() {
+void OkOperation::propose_regions() {
   next.regions.assign(static_cast<std::size_t>(size) + 1, 0);
   next.regions.back() = length();
   const std::vector<std::uint32_t>& places = selected().indices;
@@ -121,7 +121,7 @@ void OkStep::propose_regions() {
   }
 }
 
-void OkStep::split() {
+void OkOperation::split() {
   const Stopwatch watch(call.result->select_seconds);
   const EntriesView all = selected();
   std::size_t i = 0;
@@ -139,7 +139,7 @@ void OkStep::split() {
   exchange.non_finite = non_finite;
 }
 
-void OkStep::add() {
+void OkOperation::add() {
   non_finite |= exchange.non_finite || !sum_lists(exchange.incoming, region_length(me), sums);
   spend_sum(call, exchange.incoming);
   if (non_finite || call.codec != wire::SparseCodec::packed_bf16) return;
@@ -149,7 +149,7 @@ void OkStep::add() {
   sums.values = shifted.values;
 }
 
-void OkStep::filter() {
+void OkOperation::filter() {
   const Stopwatch watch(call.result->select_seconds);
   const std::uint32_t bar = magnitude_key(next.global);
   call.spend(call.kernels->move_entry, sums.size());
@@ -158,7 +158,7 @@ void OkStep::filter() {
   }
 }
 
-void OkStep::finish_evaluation(std::span<const Entries> all_sums) {
+void OkOperation::finish_evaluation(std::span<const Entries> all_sums) {
   const Stopwatch watch(call.result->select_seconds);
   Entries& out = result();
   append_lists(all_sums, next.regions, out);
@@ -168,7 +168,7 @@ void OkStep::finish_evaluation(std::span<const Entries> all_sums) {
   next.global = least_magnitude(out);
 }
 
-void OkStep::keep_what_was_dropped() {
+void OkOperation::keep_what_was_dropped() {
   Entries dropped;
   const auto base = static_cast<std::uint32_t>(next.regions[me]);
   const std::vector<std::uint32_t>& in_result = result().indices;
@@ -199,22 +199,22 @@ std::pair<std::int64_t, std::int64_t> Balance::range(std::size_t r) const {
           regions[static_cast<std::size_t>(region_of(wanted[r + 1] - 1) + 1)]};
 }
 
-ListExchange balancing(const OkStep& step, const Balance& balance) {
-  ListExchange exchange(step.size);
-  exchange.incoming = step.call.work->lists;
-  for (std::size_t j = 0; j < static_cast<std::size_t>(step.size); ++j) {
-    const auto [first, last] = balance.moved(step.me, j);
+ListExchange balancing(const OkOperation& op, const Balance& balance) {
+  ListExchange exchange(op.size);
+  exchange.incoming = op.call.work->lists;
+  for (std::size_t j = 0; j < static_cast<std::size_t>(op.size); ++j) {
+    const auto [first, last] = balance.moved(op.me, j);
     for (std::int64_t i = first; i < last; ++i) {
-      const auto at = static_cast<std::size_t>(i - balance.held[step.me]);
-      exchange.outgoing[j].push_back(step.kept.indices[at], step.kept.values[at]);
+      const auto at = static_cast<std::size_t>(i - balance.held[op.me]);
+      exchange.outgoing[j].push_back(op.kept.indices[at], op.kept.values[at]);
     }
-    exchange.sent[j].length = first < last ? step.region_length(step.me) : ListBounds::kNone;
-    const auto [begin, end] = balance.moved(j, step.me);
-    exchange.received[j] = {.length = begin < end ? step.region_length(j) : ListBounds::kNone,
+    exchange.sent[j].length = first < last ? op.region_length(op.me) : ListBounds::kNone;
+    const auto [begin, end] = balance.moved(j, op.me);
+    exchange.received[j] = {.length = begin < end ? op.region_length(j) : ListBounds::kNone,
                             .max_count = end - begin};
     exchange.incoming[j].clear();
   }
-  exchange.incoming[step.me] = exchange.outgoing[step.me];
+  exchange.incoming[op.me] = exchange.outgoing[op.me];
   return exchange;
 }
 

@@ -1,10 +1,11 @@
-#include "collectives/sparse_allreduce/whole_step.h"
+#include "collectives/sparse_allreduce/whole_operation.h"
 
 #include "collectives/sparse_allreduce/residual_rules.h"
 
 namespace weft {
 
-WholeStep::WholeStep(const SparseCall& c) : call(c), whole(Deal::Kind::contiguous, 1, c.work->length) {
+WholeOperation::WholeOperation(const SparseCall& c)
+    : call(c), whole(Deal::Kind::contiguous, 1, c.work->length) {
   call.work->selected.resize(1);
   call.work->touched.resize(1);
   call.work->selected[0].clear();
@@ -13,7 +14,7 @@ WholeStep::WholeStep(const SparseCall& c) : call(c), whole(Deal::Kind::contiguou
   call.result->blocks.resize(1);
 }
 
-void WholeStep::select() {
+void WholeOperation::select() {
   const Stopwatch watch(call.result->select_seconds);
   SparseWork& work = *call.work;
   const std::int64_t quota[] = {call.k};
@@ -25,7 +26,7 @@ void WholeStep::select() {
   call.spend_cut(0, length());
 }
 
-void WholeStep::round(Entries& entries) {
+void WholeOperation::round(Entries& entries) {
   if (call.codec != wire::SparseCodec::packed_bf16) return;
   std::vector<float>& errors = call.work->errors;
   wire::round_to_bfloat16(entries.values, errors);
@@ -33,13 +34,15 @@ void WholeStep::round(Entries& entries) {
   keep({entries.indices, errors});
 }
 
-void WholeStep::round_selected() {
+void WholeOperation::round_selected() {
   if (call.codec == wire::SparseCodec::packed_bf16) touch(call, 0, selected());
   round(selected());
 }
 
-void WholeStep::keep(EntriesView entries) { add_and_touch(call, whole, 0, entries, selected()); }
+void WholeOperation::keep(EntriesView entries) { add_and_touch(call, whole, 0, entries, selected()); }
 
-void WholeStep::settle() { apply_residual_rule(call, whole, 0, selected(), call.work->touched[0], result()); }
+void WholeOperation::settle() {
+  apply_residual_rule(call, whole, 0, selected(), call.work->touched[0], result());
+}
 
 }  // namespace weft

@@ -9,15 +9,15 @@
 #include <vector>
 
 #include "collectives/sparse_allreduce/lists.h"
-#include "collectives/sparse_allreduce/whole_step.h"
+#include "collectives/sparse_allreduce/whole_operation.h"
 
 namespace weft {
 
 // Lists end to end; list j counts from bases[j] on.
 void append_lists(std::span<const Entries> lists, std::span<const std::int64_t> bases, Entries& out);
 
-struct OkStep : WholeStep {
-  OkStep(const Comm& comm, const SparseCall& c);
+struct OkOperation : WholeOperation {
+  OkOperation(const Comm& comm, const SparseCall& c);
   bool far_off(std::int64_t count) const { return 2 * count < call.k || count > 2 * call.k; }
   std::int64_t region_length(std::size_t r) const { return next.regions[r + 1] - next.regions[r]; }
 
@@ -58,6 +58,6 @@ struct Balance {
 };
 
 // The lists of step 5: entries that go elsewhere, and what is known of those that come.
-ListExchange balancing(const OkStep& step, const Balance& balance);
+ListExchange balancing(const OkOperation& op, const Balance& balance);
 
 }  // namespace weft
