@@ -48,8 +48,8 @@ clients: ready ## Lightning, accelerate and transformers train with weft's hook 
 	@tools/build release weft_python weft_cli
 	@tests/clients/run
 
-bench: build ## measure: build/bench/*.json (the list stands in bench/run)
-	@bench/run
+bench: build ## measure and write the tables of docs/results (bench/tables --help)
+	@bench/tables
 
 lint: ready ## format, clang-tidy, include direction, public headers, coroutine rules
 	@tools/lint

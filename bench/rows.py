@@ -79,6 +79,17 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds:.3f} s"
 
 
+def duration_text(seconds: float) -> str:
+    """Three digits and a unit."""
+    if seconds == 0:
+        return "0 s"
+    value = float(f"{seconds:.3g}")
+    if value >= 1000:
+        return f"{value:,.0f} s"
+    unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)) if abs(value) >= size), ("ns", 1e-9))
+    return f"{value / size:#.3g}".rstrip(".") + f" {unit}"
+
+
 def bytes_text(count: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
