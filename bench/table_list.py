@@ -5,6 +5,8 @@ seconds: a test runs them all. `weft` is the one that was built, `--json` its ob
 """
 from __future__ import annotations
 
+import re
+import statistics
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -77,6 +79,12 @@ def percent(value: float) -> str:
 def rate_text(bytes_per_second: float) -> str:
     mbit = 8e-6 * bytes_per_second
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
+
+
+def link_name(link: str) -> str:
+    """Of a --link."""
+    number, prefix = re.findall(r"^([\d.]+)([kmg])bit", link)[0]
+    return rate_text(float(number) * {"k": 1e3, "m": 1e6, "g": 1e9}[prefix] / 8)
 
 
 def system(row: Row) -> str:
@@ -235,7 +243,7 @@ SPARDL = (
            counted_methods(8, "1gbit", 5000000, "spardl,topka,topkdsa,gtopk,oktopk")), slow_minutes=5),
     Table("spardl/energy", 0.5, (
         name("ranks", field("ranks", integer)), name("step", lambda row: integer(row["steps_before"] + row["iterations"])),
-        name("method", system), counted("entries out", field("entries_out", integer)),
+        name("method", system), counted("teams", field("teams", integer)), counted("entries out", field("entries_out", integer)),
         counted("captured energy", field("captured_energy", fixed(3))), counted("per k entries", field("per_k", fixed(3)))),
         tuple(Source(f"{SPARSE} --transport sim --ranks {ranks} --length 100000 --algorithm spardl,oktopk,gtopk --steps-before {before} \\\n"
                      "  --iterations 15 --json", counted=True, slow=before > 15) for ranks in (4, 8) for before in (15, 127, 520)),
@@ -278,7 +286,76 @@ SPARDL = (
               for ranks in (14, 64, 256, 1024)), slow_minutes=4),
 )
 
-TABLES = (*ENGINE, *SPARDL)
+# ---- training ----
+
+DEMO = "--ranks 4 --link 100mbit,50us --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64"  # as in the Makefile
+SWEPT = "--model gpt --vocabulary 8000 --width 256 --layers 4 --heads 4 --length 64"
+
+
+def interval(row: Row, low: str, high: str, form: Callable[[float], str]) -> str:
+    return f"{form(row[low])} .. {form(row[high])}"
+
+
+def speed_up(row: Row) -> str:
+    low_to_high = interval(row, "speedup_low", "speedup_high", fixed(2))
+    return "1" if row["scheme"] == row["baseline"] else f"{row['speedup_over_baseline']:.2f} ({low_to_high})"
+
+
+def limits(row: Row) -> str:
+    return "" if row["scheme"] == row["baseline"] else f"{row['speedup_limit']:.2f} / {row['bytes_ratio']:.1f}"
+
+
+COMPARED = (
+    Column("step", field("step_seconds_median", duration_text)),
+    Column("95 %", lambda row: interval(row, "step_seconds_low", "step_seconds_high", duration_text)),
+    Column("over dense", speed_up), Column("limits: time / bytes", limits),
+    Column("bytes a step", field("payload_bytes_per_step", bytes_text)), Column("formula", field("formula_bytes_per_step", bytes_text)),
+    Column("exposed", field("exposed_share", percent)))
+
+TRAINING = (
+    Table("training/demo", 3, (
+        name("scheme", field("scheme")), counted("parameters", field("parameters", integer)),
+        counted("bytes by the plan", field("busiest_port_bytes", bytes_text), agrees=False), *COMPARED,
+        Column("loss to dense", field("loss_gap", lambda gap: f"{gap:+.4f}"))),
+        (Source(f"rm -rf build/bench/demo; weft compare {DEMO} --steps 20 --out build/bench/demo --json"),
+         Source(f"for s in dense dense-bf16 powersgd topka oktopk spardl; do weft plan {DEMO} --scheme $s --json; done", counted=True))),
+    Table("training/sweep", 0, (
+        name("link", lambda row: link_name(row["link"])), name("scheme", field("scheme")), Column("bucket", field("bucket_mib", "{:g} MiB".format)),
+        *COMPARED),
+        (Source("mkdir -p build/bench; cd build/bench   # resumes\n"
+                f'M="{SWEPT}"\n'
+                "[ -e outline.json ] || weft outline $M --ranks 1 --global-batch 8 -o outline.json\n"
+                "weft compare $M --ranks 8 --global-batch 64 --schemes dense,dense-bf16,powersgd,spardl,topka,oktopk,gtopk --try-buckets 1,4,25 \\\n"
+                "  --compute emulated --outline outline.json --sweep link=2gbit,1gbit,500mbit,250mbit,125mbit,62500kbit --out sweep --json\n"
+                "cp sweep/speedup.svg ../../docs/results/speedup_gpt_8_ranks_emulated.svg", slow=True),), slow_minutes=50),
+)
+
+# ---- step ----
+
+OUTLINED = ("[ -e build/bench/demo.outline ] || weft outline --model gpt --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64 \\\n"
+            "  --global-batch 4 --ranks 1 -o build/bench/demo.outline")
+LINKS = ("1gbit", "200mbit", "50mbit")
+PREDICTED = ("dense", "spardl", "powersgd")
+WARM_UP = 3  # steps
+
+
+def emulated_step(row: Row) -> float:
+    return statistics.median(row["step_seconds"][WARM_UP:])
+
+
+STEP = (
+    Table("step/predicted", 2, (
+        name("link", field("system")), name("scheme", field("scheme")), Column("emulated", lambda row: duration_text(emulated_step(row))),
+        Column("predicted", field("predicted_step_seconds", duration_text)),
+        Column("predicted / emulated", lambda row: f"{row['predicted_step_seconds'] / emulated_step(row):.3f}")),
+        (Source(f"{OUTLINED}\n"
+                f"for link in {' '.join(LINKS)}; do for scheme in {' '.join(PREDICTED)}; do rm -rf build/bench/predicted\n"
+                "  weft train --compute emulated --outline build/bench/demo.outline --ranks 4 --link $link,50us --steps 12 --scheme $scheme \\\n"
+                "    --out build/bench/predicted >&2; tr -d '\\n' <build/bench/predicted/summary.json; echo; done; done",
+                more=tuple({"system": link_name(link), "scheme": scheme} for link in LINKS for scheme in PREDICTED)),)),
+)
+
+TABLES = (*ENGINE, *SPARDL, *TRAINING, *STEP)
 
 # ---- README ----
 

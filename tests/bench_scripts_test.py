@@ -65,6 +65,10 @@ class RowsTest(unittest.TestCase):
             self.assertLess(coverage(n, low + 1), 0.95)
         self.assertEqual(rows.median_interval([3, 1, 2]), (2, 1, 3))
 
+    def test_durations_have_three_digits_in_the_unit_that_they_round_to(self) -> None:
+        texts = [rows.duration_text(s) for s in (0.0373, 1.2984, 0.9996, 0.99949, 3.2e-6, 12.34, 1234.5, 5e-9, 0)]
+        self.assertEqual(texts, ["37.3 ms", "1.30 s", "1.00 s", "999 ms", "3.20 us", "12.3 s", "1,230 s", "5.00 ns", "0 s"])
+
     def test_a_second_run_goes_on_behind_a_torn_line(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"

@@ -81,7 +81,7 @@ class Controls(unittest.TestCase):
     def test_a_figure_that_differs_in_one_digit_is_found(self) -> None:
         done = self.changed(r"(\n\| ring \| [\d,]+)\d ", r"\g<1>x ")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"engine.md says\n    \| ring \| [\d,]+x .*\n.*the tree gives\n    \| ring \| [\d,]+ ")
+        self.assertRegex(done.stderr, r"--- engine.md\n(.*\n)*-\| ring \| [\d,]+x .*\n\+\| ring \| [\d,]+ ")
 
     def test_a_row_that_is_gone_and_one_that_should_be_are_found(self) -> None:
         self.assertEqual(self.changed(r"\n\| ring .*", "").returncode, 1)
@@ -92,7 +92,7 @@ class Controls(unittest.TestCase):
 
     def test_a_measured_figure_is_not_judged_but_where_the_readme_has_it(self) -> None:
         self.assertEqual(self.changed(r"(\n\| rabenseifner \|.*\| )[\d.]+( % \|)", r"\g<1>1\2").returncode, 0)
-        self.assertIn("README.md says", self.changed(r"(\n\| ring \|.*\| )[\d.]+( % \|)", r"\g<1>1\2").stderr)
+        self.assertIn("--- README.md\n", self.changed(r"(\n\| ring \|.*\| )[\d.]+( % \|)", r"\g<1>1\2").stderr)
 
     def test_a_number_of_the_readme_that_no_table_has_is_found(self) -> None:
         self.assertEqual(self.changed(r"(all-reduce, 64 MiB[^|]*\| )", r"\g<1>1", "README.md").returncode, 1)
@@ -134,12 +134,26 @@ class Written(unittest.TestCase):
         self.assertEqual(self.written(self.OLD), (["| ring | 6 | 2 | 4.0 |", "| tree | 4 | 5 | 2 |", "| MPI | - | 8 | 1.0 |"], []))
         self.assertEqual(self.written(self.OLD, slow=True)[0][1], f"| tree | 4 | 3 | {8 / 3} |")
 
+    def test_objects_may_have_lines_and_lists(self) -> None:
+        whole = """{\n "algorithm": "ring",\n "list": [\n {\n "rounds": 7\n }\n ],\n "rounds": 6\n}\n"""
+        listed = """word {\n{"benchmarks": [\n {"algorithm": "tree"},\n {"algorithm": "bush"}\n ]\n}\n"""
+        found = tables.objects_of(f"{whole}{whole}said\n{listed}", Source(""))
+        self.assertEqual([row["algorithm"] for row in found], ["ring", "ring", "tree", "bush"])
+
+    def test_slow_rows_keep_their_places(self) -> None:
+        counts = (Source("""echo '{"algorithm": "ring", "rounds": 6}'""", counted=True),
+                  Source("""echo '{"algorithm": "tree", "rounds": 4}'""", counted=True, slow=True))
+        old = "| who | rounds | median | over |\n|---|---|---|---|\n| tree | 9 | 5 | 2 |\n| ring | 5 | 2 | 1 |\n"
+        self.assertEqual(self.written(old, self.TABLE._replace(sources=counts)), (["| tree | 9 | 5 | 2 |", "| ring | 6 | 2 | 1 |"], []))
+        self.assertEqual(self.written(old, self.TABLE._replace(sources=counts), slow=True)[0][0], "| tree | 4 | 5 | 2 |")
+
     def test_a_measured_run_that_counts_otherwise_is_a_problem(self) -> None:
         sources = (self.TABLE.sources[0]._replace(command="""echo '{"algorithm": "ring", "rounds": 7, "seconds": 2}'"""), *self.TABLE.sources[1:])
         self.assertEqual(self.written("", self.TABLE._replace(sources=sources))[1], ["made/up: ring: rounds is 6 as counted and 7 as measured"])
 
     def test_a_command_that_fails_or_gives_nothing_changes_nothing(self) -> None:
-        for command in ("false", "true", "echo '{}'; echo '{}'"):
+        twice = """echo '{"algorithm": "ring"}'; echo '{"algorithm": "ring"}'; echo '{"algorithm": "ring"}'"""
+        for command in ("false", "true", "echo '{}'; echo '{}'", twice):
             sources = (Source(command, more=({}, {}, {})), *self.TABLE.sources)
             with self.assertRaises(tables.Problem):
                 self.written(self.OLD, self.TABLE._replace(sources=sources))
