@@ -88,7 +88,8 @@ def link_name(link: str) -> str:
 
 
 def system(row: Row) -> str:
-    return row.get("system") or row["algorithm"].replace("_", " ")
+    its = "Open MPI, " if row.get("transport") == "Open MPI" else ""
+    return row.get("system") or its + row["algorithm"].replace("_", " ")
 
 
 MEDIAN = Column("median", field("seconds_median", duration_text))
@@ -229,7 +230,7 @@ SPARDL = (
         tuple(Source(f"{SPARSE} --transport sim --ranks {ranks} --length 100000 --codec {codec} --algorithm {algorithms} --json", counted=True)
               for ranks in (4, 8, 14)
               for codec, algorithms in (("coo", "spardl"), ("packed", "spardl,topka,topkdsa,gtopk,oktopk,dense")))),
-    Table("spardl/hosts_4", 3, (*METHOD, *CHOSEN, OVER_DENSE),
+    Table("spardl/hosts_4", 4, (*METHOD, *CHOSEN, OVER_DENSE),
           (Source(hosts(4, "1gbit", f"--length 25000000 --algorithm {METHODS} --iterations 15")),
            Source(hosts(4, "1gbit", "--length 25000000 --algorithm oktopk --steps-before 520 --iterations 15"), slow=True),
            mpi_peers(4, "1gbit", "--bytes 100000000 --iterations 5", DENSE_PEERS),
@@ -247,8 +248,8 @@ SPARDL = (
         counted("captured energy", field("captured_energy", fixed(3))), counted("per k entries", field("per_k", fixed(3)))),
         tuple(Source(f"{SPARSE} --transport sim --ranks {ranks} --length 100000 --algorithm spardl,oktopk,gtopk --steps-before {before} \\\n"
                      "  --iterations 15 --json", counted=True, slow=before > 15) for ranks in (4, 8) for before in (15, 127, 520)),
-        derive=energy_per_k),
-    Table("spardl/slow_link", 4, (*METHOD, OVER_DENSE),
+        derive=energy_per_k, slow_minutes=3),
+    Table("spardl/slow_link", 6, (*METHOD, OVER_DENSE),
           (Source(hosts(4, "100mbit", "--length 25000000 --algorithm spardl,topka,topkdsa,gtopk --iterations 7 --no-check")),
            Source(hosts(4, "100mbit", "--length 25000000 --algorithm dense,dense-bf16 --steps-before 1 --iterations 3 --no-check")),
            Source(hosts(4, "100mbit", "--length 25000000 --algorithm oktopk --steps-before 520 --iterations 7 --no-check"), slow=True),
