@@ -14,6 +14,7 @@ namespace weft::cli {
 Outline measured_outline(const TrainOptions& options, int ranks) {
   OutlineOptions measuring;
   measuring.train = options;
+  measuring.train.accumulate = 1;  // whoever goes by the outline cuts its steps
   measuring.sequences = (options.global_batch + ranks - 1) / ranks;
   return measure_outline(measuring);
 }

@@ -75,6 +75,7 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   out.warmup = 0;
   out.steps = options.steps;
   out.seed = options.seed;
+  out.micro_batches = options.accumulate;
   out.updates_wait = why_updates_wait(options);
   out.planned_link = options.planned_link;
   return out;

@@ -88,7 +88,7 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     EmulatedStrategies strategies(engine, engine.world(), outline, emulation);
     out.rows = strategies.all.rows();
     out.shape = strategies.all.shape();
-    out.tables = strategies.all.tables(1);
+    out.tables = strategies.all.tables(emulation.micro_batches);
     out.why_updates_wait = strategies.all.why_updates_wait();
     // The comparison of plans has begun, and nobody answers it.
     engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));

@@ -46,11 +46,11 @@ class EmulatedRank final : public Driver {
  public:
   EmulatedRank(World& world, const Outline& outline, const EmulationOptions& options)
       : world_(world),
-        outline_(outline),
+        outline_(of_one_micro_batch(outline, options.micro_batches)),
         options_(options),
         figures_(agree_on_figures(world, options.planned_link)),
         windows_(windows_of(outline, options)),
-        backward_(backward_of(outline)),
+        backward_(backward_of(outline_)),
         strategies_(world.engine(), world.comm(), outline, options),
         walker_(*this, strategies_.all) {}
 
@@ -81,11 +81,11 @@ class EmulatedRank final : public Driver {
         break;
       case Work::forward:
         pass(block.forward_seconds);
-        if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size())
+        if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size() && in_last_micro_batch(piece))
           strategies_.all.batch_known({.tokens = outline_.tokens_per_rank});
         break;
       case Work::backward:
-        backward(piece.block);
+        in_last_micro_batch(piece) ? backward(piece.block) : pass(block.backward_seconds);
         break;
     }
     co_return;
@@ -106,9 +106,12 @@ class EmulatedRank final : public Driver {
   void backward(int block);
   void pass(double seconds);
   void take_result();
+  bool in_last_micro_batch(const Piece& piece) const {
+    return piece.micro_batch + 1 == options_.micro_batches;
+  }
 
   World& world_;
-  const Outline& outline_;
+  const Outline outline_;
   const EmulationOptions& options_;
   const Figures figures_;
   const std::shared_ptr<const GradientWindows> windows_;
@@ -150,7 +153,7 @@ void EmulatedRank::one_step(std::int64_t step) {
   all.number_step(step);
   if (!all.under_way()) all.batch_known({.tokens = outline_.tokens_per_rank});
   pass(outline_.other_seconds);
-  walker_.walk(all.next_table(1));
+  walker_.walk(all.next_table(options_.micro_batches));
   take_result();
   const Clock::time_point end = Clock::now();
   current_.seconds = seconds_between(began_, end);
@@ -178,7 +181,7 @@ void EmulatedRank::take_result() {
 
 void EmulatedRank::settle() {
   current_ = {};
-  walker_.walk(strategies_.all.tables(1).settle);
+  walker_.walk(strategies_.all.tables(options_.micro_batches).settle);
   take_result();
   account_.settled(seconds_between(began_, Clock::now()), current_.waited);
   stopped_ = true;

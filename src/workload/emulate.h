@@ -45,6 +45,7 @@ struct EmulationOptions {
   std::int64_t steps = 15;       // that are measured
   std::int64_t warmup = 3;       // before them
   std::uint64_t seed = 1;        // of the gradients
+  int micro_batches = 1;         // that a step's forward and backward are cut into, each of equal seconds
   Distribution gradients = Distribution::heavy;
   std::string
       updates_wait;  // why the first update waits for all gradients (clipping, say); empty: it does not

@@ -48,13 +48,13 @@ class PortCount final : public Decorator {
 // What all ranks of a run share.
 struct SimulatedJob {
   SimulatedJob(const Outline& model, const EmulationOptions& emulation, const SimulationOptions& run)
-      : outline(model),
+      : outline(of_one_micro_batch(model, emulation.micro_batches)),
         options(emulation),
         costs(run.costs),
         windows(windows_of(model, emulation)),
-        backward(backward_of(model)) {}
+        backward(backward_of(outline)) {}
 
-  const Outline& outline;
+  const Outline outline;
   const EmulationOptions& options;
   const SimulatedCosts& costs;
   const std::shared_ptr<const GradientWindows> windows;
@@ -86,11 +86,15 @@ class SimulatedRank final : public Driver {
         break;
       case Work::forward:
         co_await pass(block.forward_seconds);
-        if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size())
+        if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size() &&
+            in_last_micro_batch(piece))
           strategies_.all.batch_known({.tokens = job_.outline.tokens_per_rank});
         break;
       case Work::backward:
-        co_await backward(piece.block);
+        if (in_last_micro_batch(piece))
+          co_await backward(piece.block);
+        else
+          co_await pass(block.backward_seconds);
         break;
     }
   }
@@ -105,6 +109,9 @@ class SimulatedRank final : public Driver {
   Task<void> settle();
   Task<void> backward(int block);
   Task<void> pass(double seconds);
+  bool in_last_micro_batch(const Piece& piece) const {
+    return piece.micro_batch + 1 == job_.options.micro_batches;
+  }
   void take_result() {
     if (strategies_.all.result()) account_.complete(strategies_.parallel);
   }
@@ -164,7 +171,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   all.number_step(step);
   if (!all.under_way()) all.batch_known({.tokens = job_.outline.tokens_per_rank});
   co_await pass(job_.outline.other_seconds);
-  co_await run_step(this, &all, &all.next_table(1));
+  co_await run_step(this, &all, &all.next_table(job_.options.micro_batches));
   take_result();
   current_.seconds = seconds(comm_.now() - began_);
   began_ = comm_.now();
@@ -173,7 +180,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
 
 Task<void> SimulatedRank::settle() {
   current_ = {};
-  co_await run_step(this, &strategies_.all, &strategies_.all.tables(1).settle);
+  co_await run_step(this, &strategies_.all, &strategies_.all.tables(job_.options.micro_batches).settle);
   take_result();
   account_.settled(seconds(comm_.now() - began_), current_.waited);
   stopped_ = true;

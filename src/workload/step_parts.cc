@@ -59,6 +59,14 @@ std::vector<BlockBackward> backward_of(const Outline& outline) {
   return out;
 }
 
+Outline of_one_micro_batch(Outline outline, int micro_batches) {
+  for (OutlineBlock& block : outline.blocks) {
+    block.forward_seconds /= micro_batches;
+    block.backward_seconds /= micro_batches;
+  }
+  return outline;
+}
+
 namespace {
 
 StepOptions step_options(const EmulationOptions& options) {
@@ -94,6 +102,7 @@ std::shared_ptr<const GradientWindows> windows_of(const Outline& outline, const 
 void check(const EmulationOptions& options) {
   if (options.steps < 1) throw UsageError("an emulated run has at least one step");
   if (options.warmup < 0) throw UsageError("steps of warm-up must not be negative");
+  if (options.micro_batches < 1) throw UsageError("an emulated step has at least one micro-batch");
 }
 
 void StepAccount::ended(const Step& step, const StepTimes& times) {

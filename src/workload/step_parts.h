@@ -34,6 +34,9 @@ struct BlockBackward {
 };
 std::vector<BlockBackward> backward_of(const Outline& outline);
 
+// The outline with the forward and backward seconds of one micro-batch of so many.
+Outline of_one_micro_batch(Outline outline, int micro_batches);
+
 // The strategies of an emulated or simulated rank, installed.
 struct EmulatedStrategies {
   EmulatedStrategies(Engine& engine, const Comm& world, const Outline& outline,

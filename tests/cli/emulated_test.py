@@ -91,6 +91,19 @@ class EmulatedTest(ByOutline):
             self.assertEqual(summary["payload_bytes_per_step"], 400000)
             self.assertEqual(len((self.folder / transport / "metrics.jsonl").read_text().splitlines()), 4)
 
+    def test_micro_batches(self) -> None:
+        steps, sent = [], []
+        for count in ("1", "16"):  # what is sent hides behind the backward of the last one
+            done = self.weft("train", *IN_VIRTUAL_TIME, "--ranks", "2", "--scheme", "dense", "--steps", "4", "--link", "400mbit,50us",
+                             "--bucket-mib", "0.1", "--accumulate", count, "--out", count)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            summary = json.loads((self.folder / count / "summary.json").read_text())
+            steps.append(summary["step_seconds_median"])
+            sent.append(summary["payload_bytes_per_step"])
+        self.assertEqual(sent, [400000, 400000])
+        # 4 ms of a bucket's exchange, of which 4 ms and a quarter of a millisecond are hidden, in a step of 17.
+        self.assertGreater(steps[1], steps[0] + 0.002)
+
     def test_bad_outlines(self) -> None:
         emulated = ("--compute", "emulated", "--outline")
         self.refused(*emulated, "none.json", says="none.json")

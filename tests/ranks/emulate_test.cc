@@ -61,8 +61,10 @@ std::vector<EmulatedSteps> emulate(int ranks, const EmulationOptions& options,
 double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
 TEST(Emulate, SendsWhatTheSimulatedRanksSend) {
+  int cases = 0;
   for (const char* algorithm : {"dense", "dense-bf16", "spardl", "topka", "oktopk", "powersgd"}) {
-    const EmulationOptions options = options_of(algorithm);
+    EmulationOptions options = options_of(algorithm);
+    options.micro_batches = 1 + ++cases % 3;
     const std::vector<EmulatedSteps> wall = emulate(3, options);
     const std::vector<EmulatedSteps> simulated =
         simulate_ranks(outline(), options, {.ranks = 3, .link = {.bytes_per_second = 1e9}, .costs = {}});

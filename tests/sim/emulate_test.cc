@@ -110,6 +110,27 @@ TEST(Simulate, TheNextForwardWaitsOnlyForItsBlock) {
   EXPECT_GT(whole - expected, 10 * kClose);
 }
 
+// Gradients are there in the last micro-batch, so only its backward hides what is sent.
+TEST(Simulate, MicroBatchesOverlapWithTheLastBackwardOnly) {
+  Times t;
+  t.second_wire = 0.02;
+  EmulationOptions options = options_of("dense");
+  options.updates_wait = "clipping";  // so that no forward hides anything
+  const Outline outline = outline_of(t);
+  std::vector<double> bytes;
+  for (const int count : {1, 2, 4}) {
+    options.micro_batches = count;
+    const double hidden = std::min(t.second_wire, t.backward[0] / count);
+    const double exposed = t.first_wire + t.second_wire - hidden;
+    const std::vector<EmulatedSteps> ranks = simulate_ranks(outline, options, simulation_of(2));
+    EXPECT_NEAR(step_of(ranks), compute_seconds(outline) + exposed, 2 * kClose) << count;
+    if (bytes.empty()) bytes = ranks[0].payload_bytes;
+    EXPECT_EQ(ranks[0].payload_bytes, bytes) << count;
+    // Control: all of them compute the same.
+    EXPECT_NEAR(step_of(t, options, simulation_of(2, 0)), compute_seconds(outline), 1e-6) << count;
+  }
+}
+
 TEST(Simulate, TensorsGoOutWhenTheyAreReady) {
   Times t;
   t.backward[1] = 0.04;
@@ -208,6 +229,9 @@ TEST(Simulate, RefusesWhatCannotBeMeant) {
   const EmulationOptions options = options_of("dense");
   EmulationOptions none = options;
   none.steps = 0;
+  EXPECT_THROW(simulate_ranks(outline, none, simulation_of(2)), UsageError);
+  none = options;
+  none.micro_batches = 0;
   EXPECT_THROW(simulate_ranks(outline, none, simulation_of(2)), UsageError);
   EmulationOptions unknown = options_of("dnse");
   EXPECT_THROW(simulate_ranks(outline, unknown, simulation_of(2)), UsageError);
