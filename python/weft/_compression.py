@@ -2,10 +2,11 @@
 
 Residuals and everything else that lives between steps belong to parameters by name; it is in state_dict(). Gradients are
 averaged over the ranks once, in the core. They are gathered in buckets, whose memory is made here: every parameter has a view of
-its place, where the core reads its gradient and writes its average. float64 models are reduced by "dense" only; float32, bfloat16
-and float16 are summed and averaged as float32.
+its place, where the core reads its gradient and writes its average. Where any parameter is float64, all are summed and averaged as
+float64, by "dense" only; else float32, bfloat16 and float16 as float32.
 """
 
+import ctypes
 import math
 import threading
 import zlib
@@ -85,7 +86,8 @@ class Compression:
         # Autograd has a thread a device, and the core takes one call at a time. Whoever looks before it calls holds it for both.
         self.turn = threading.RLock()
         self._index = {id(p): i for i, p in enumerate(self.parameters)}
-        wide = all(p.dtype == torch.float64 for p in self.parameters)
+        # A gradient is never made narrower than its parameter; a float32 is exact as a float64.
+        wide = any(p.dtype == torch.float64 for p in self.parameters)
         self._dtype = torch.float64 if wide else torch.float32
         options = dict(
             others,
@@ -231,7 +233,8 @@ def _tensor_of(raw: bytes, dtype: torch.dtype) -> Optional[torch.Tensor]:
 def _raw(tensor: Optional[torch.Tensor], dtype: torch.dtype) -> bytes:
     if tensor is None:
         return b""
-    return bytes(tensor.detach().to("cpu", dtype).contiguous().view(torch.uint8).untyped_storage())
+    image = tensor.detach().to("cpu", dtype).resolve_neg().contiguous()
+    return ctypes.string_at(image.data_ptr(), image.nbytes)
 
 
 def _plain(state: Any) -> State:

@@ -20,6 +20,10 @@ def test_dense_training_equals_one_process(launch, size):
     launch("equality.py", size)
 
 
+def test_averages_are_as_wide_as_the_widest_parameter(launch):
+    launch("mixed.py", 3)
+
+
 @pytest.mark.parametrize("kind, size", [("numpy", 1), ("numpy", 3), ("torch", 2)])
 def test_collectives(launch, kind, size):
     launch("collectives.py", size, kind)
@@ -152,8 +156,12 @@ def test_bad_options_are_one_sentence():
         with pytest.raises(weft.UsageError) as caught:
             weft.DataParallel(model, **options)
         assert word in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
-    with pytest.raises(weft.UsageError, match="float64"):
-        weft.DataParallel(torch.nn.Linear(4, 4, dtype=torch.float64), scheme="spardl")
+    # One parameter of float64 is enough: its gradient is not made narrower without a word.
+    for one in (model, torch.nn.ReLU()):
+        wide = torch.nn.Sequential(one, torch.nn.Linear(4, 4, dtype=torch.float64))
+        for scheme in ("spardl", "dense-bf16", "powersgd"):
+            with pytest.raises(weft.UsageError, match=f"float64 .*'{scheme}'"):
+                weft.DataParallel(wide, scheme=scheme)
     with pytest.raises(weft.UsageError, match="no parameter"):
         weft.DataParallel(torch.nn.ReLU())
 
@@ -198,6 +206,44 @@ def test_memory_that_means_something_else_is_refused_by_name_or_resolved():
         received = torch.zeros_like(expected)
         weft.all_to_all(received, lazy)
         assert torch.equal(received, expected), "what a tensor says, not what lies in its memory"
+
+
+def test_a_state_is_what_its_tensors_say_not_their_memory():
+    import torch
+
+    def model():
+        return weft.DataParallel(torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)), scheme="spardl", density=0.05)
+
+    def residuals(state):
+        return [row for row in state["rows"] if row["kind"] == "residual" and row["values"] is not None]
+
+    first = model()
+    first(torch.randn(3, 40)).square().sum().backward()
+    saved = first.compression.state_dict()
+    expected = [row["values"].clone() for row in residuals(saved)]
+    assert len(expected) > 1 and all(values.ne(0).any() for values in expected)
+    spaced = torch.stack([torch.cat(expected), torch.cat(expected) + 1], dim=1)
+
+    def loaded(values_of):
+        at = 0
+        for row, values in zip(residuals(saved), expected):
+            row["values"] = values_of(at, values.numel())
+            at += values.numel()
+        second = model()
+        second.compression.load_state_dict(saved)
+        return [row["values"] for row in residuals(second.compression.state_dict())]
+
+    def equal(values_of):
+        return all(torch.equal(a, b) for a, b in zip(loaded(values_of), expected))
+
+    shared = torch.cat(expected)
+    assert equal(lambda at, n: shared[at : at + n]), "tensors of one storage"
+    assert equal(lambda at, n: spaced[at : at + n, 0]), "not contiguous"
+    assert equal(lambda at, n: torch._neg_view(-shared[at : at + n])), "the negative of its memory"
+    assert equal(lambda at, n: shared[at : at + n].double()), "another type"
+    assert not equal(lambda at, n: spaced[at : at + n, 1]), "control: other values"
+    with pytest.raises(weft.UsageError, match="elements"):  # control: a length that is wrong
+        loaded(lambda at, n: shared)
 
 
 def test_dir_lists_what_there_is():
