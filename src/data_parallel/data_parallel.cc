@@ -235,7 +235,7 @@ void DataParallel::submit_unused() {
   used_.assign(ready_.begin(), ready_.end());
   const SubmitOptions options{.name = "which parameters were used",
                               .traffic = TrafficClass::gradient,
-                              .slot = options_.first_slot,
+                              .slot = unused_slot(),
                               .step = attempt_};
   static constexpr AllReduceOptions kAny{.reduction = Reduction::max};
   unused_ = engine_.submit(comm_, options, [this](Comm comm) {

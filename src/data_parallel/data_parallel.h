@@ -67,8 +67,9 @@ class DataParallel final : public Strategy {
 
   std::string_view name() const override { return options_.name; }
   const Comm& group() const override { return comm_; }
-  // As many as there could be buckets, whatever the plan.
-  std::uint32_t num_slots() const override { return 1 + static_cast<std::uint32_t>(plan_.num_parameters()); }
+  // As many as there could be buckets, whatever the plan; the comparison of plans before them, the question
+  // who used what behind them.
+  std::uint32_t num_slots() const override { return 2 + static_cast<std::uint32_t>(plan_.num_parameters()); }
   std::vector<PlanRow> rows() const override;
   // The comparison of plans, the buckets, and which parameters were used.
   std::vector<Exchange> exchanges() const override;
@@ -165,6 +166,7 @@ class DataParallel final : public Strategy {
   const BucketRun& finished_run(int parameter, std::size_t count) const;
   void require_between_steps(const char* what) const;
   std::string name_of_bucket(int bucket) const;
+  std::uint32_t unused_slot() const { return options_.first_slot + num_slots() - 1; }
   std::string why_of(int bucket) const;
   StepResult verdicts() const;
 

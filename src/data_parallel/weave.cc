@@ -46,8 +46,7 @@ std::vector<Exchange> DataParallel::exchanges() const {
     out.push_back(std::move(bucket));
   }
   if (options_.find_unused) {
-    out.push_back(
-        {.name = "which parameters were used", .group = comm_.group_id(), .slot = options_.first_slot});
+    out.push_back({.name = "which parameters were used", .group = comm_.group_id(), .slot = unused_slot()});
   }
   return out;
 }

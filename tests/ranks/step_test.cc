@@ -59,7 +59,7 @@ class Courier final : public Strategy {
   std::vector<Exchange> exchanges() const override {
     Exchange out{
         .name = "letters", .traffic = TrafficClass::blocking, .group = group_.group_id(), .slot = slot_};
-    out.reads = {{TensorName::Of::activation, "letters"}};
+    out.reads = {{TensorName::Of::other, "letters"}};
     out.writes = out.reads;
     return {out};
   }
@@ -70,7 +70,7 @@ class Courier final : public Strategy {
     weaver.before({Work::backward, 0, 0, 0}, wait_of(0, 0));
   }
   void start(int, int, TensorSource& tensors) override {
-    const Dense data = tensors.tensor({TensorName::Of::activation, "letters"});
+    const Dense data = tensors.tensor({TensorName::Of::other, "letters"});
     const SubmitOptions submit{
         .name = "letters", .traffic = TrafficClass::blocking, .slot = slot_, .step = step_++};
     ticket_ = engine_.submit(group_, submit, [data](Comm comm) { return all_reduce(comm, data); });
@@ -89,7 +89,7 @@ class Courier final : public Strategy {
 
 class Toy final : public Driver {
  public:
-  Toy(World& world, const StepOptions& options, std::pair<int, int> bad)
+  Toy(World& world, const StepOptions& options, std::pair<int, int> bad, bool find_unused = false)
       : rank_(world.rank()),
         bad_(bad),
         half_(world.subgroup(rank_ < 2 ? std::vector{0, 1} : std::vector{2, 3}, 1)),
@@ -101,6 +101,7 @@ class Toy final : public Driver {
       o.dtype = DType::float64;
       o.divisor = kRanks;  // of both: a shard's sum is over its own ranks, its divisor that of all
       o.name = name;
+      o.find_unused = find_unused;
       o.first_slot = strategies.next_slot(group);
       const std::vector<ParameterInfo> parameters{{name, count, use}};
       return &strategies.add(
@@ -286,7 +287,7 @@ TEST(TwoStrategies, EqualOneProcess) {
 
 TEST(TwoStrategies, SlotsNeverMeet) {
   run_ranks(kRanks, [](World& world) {
-    Toy toy(world, {.first_slot = 5}, {-1, -1});
+    Toy toy(world, {.first_slot = 5}, {-1, -1}, true);  // with the question who used what
     std::map<std::pair<std::uint64_t, std::uint32_t>, std::string> taken;
     for (const Exchange& e : toy.strategies.tables(1).exchanges) {
       EXPECT_GE(e.slot, 5U);

@@ -70,7 +70,7 @@ struct DataParallelOptions {
   // and its velocity as they were. For callers that throw its result away.
   bool unused_stay_out = false;
   // affects speed only
-  std::uint32_t first_slot = 0;  // takes 1 + number of buckets
+  std::uint32_t first_slot = 0;  // takes num_slots()
   // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next
   // forward first. Else it waits for them one by one, and the first that it needs overtakes the others.
   bool awaited_together = false;
