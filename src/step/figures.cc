@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "transports/endpoint.h"
 #include "weft/error.h"
 
 namespace weft {

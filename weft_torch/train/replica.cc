@@ -82,6 +82,7 @@ class Replica::Core final : private Driver {
   void watch(Watch watch) { watch_ = std::move(watch); }
   StateRegistry& registry() { return strategies_->state(); }
   DataParallel& parallel() { return *parallel_; }
+  Strategies& strategies() { return *strategies_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
  private:
@@ -438,6 +439,7 @@ void Replica::set_lr(double lr) { core_->set_lr(lr); }
 void Replica::watch(Watch watch) { core_->watch(std::move(watch)); }
 StateRegistry& Replica::registry() { return core_->registry(); }
 DataParallel& Replica::parallel() { return core_->parallel(); }
+Strategies& Replica::strategies() { return core_->strategies(); }
 std::int64_t Replica::skipped_steps() const { return core_->skipped_steps(); }
 
 }  // namespace weft

@@ -43,6 +43,7 @@
 namespace weft {
 
 class DataParallel;
+class Strategies;
 class StateRegistry;
 struct TrainOptions;
 
@@ -104,6 +105,7 @@ class Replica {
   // What lives between steps, of data parallelism and of the optimizer. To be saved or loaded when settled.
   StateRegistry& registry();
   DataParallel& parallel();
+  Strategies& strategies();
   std::int64_t skipped_steps() const;
 
  private:

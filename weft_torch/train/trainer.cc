@@ -19,6 +19,7 @@
 #include "state/checkpoint.h"
 #include "state/optimizer.h"
 #include "state/registry.h"
+#include "step/strategies.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"
