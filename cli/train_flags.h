@@ -64,7 +64,7 @@ int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named, i
 // `link` with the network's nodes; none where `link` is empty. Throws UsageError.
 std::optional<EmulatedLink> resolve_network(const std::string& link, const NetworkFlags& network, int ranks);
 
-// Whether the scheme is "auto"; then it becomes the one that dense is compared with.
+// Whether the scheme is "auto"; then it becomes the default one, until a plan has chosen.
 inline constexpr std::string_view kAutoScheme = "auto";
 bool take_auto(SchemeOptions& scheme);
 

@@ -183,7 +183,8 @@ int plan(const std::vector<std::string>& arguments) {
   }
   const SimulationOptions simulation =
       simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
-  const Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
+  Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
+  if (choice) explain(made, *choice);
   const Planned planned{command, outline, command.options.scheme, choice, made};
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;

@@ -21,7 +21,7 @@ Choice choose_for(const TrainOptions& options, int ranks, const std::optional<Em
                         .latency_seconds = options.planned_link.hop_seconds};
   }
   const SimulationOptions simulation = simulation_of(ranks, over, measured_costs(options, ranks, outline));
-  return choose_scheme(outline, emulation_of(options, ranks, outline), simulation, options.scheme.name);
+  return choose_scheme(outline, emulation_of(options, ranks, outline), simulation);
 }
 
 std::string line_of(const Choice& choice) {

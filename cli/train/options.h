@@ -24,7 +24,7 @@ struct TrainCommand {
   int ranks = 4;
   std::optional<EmulatedLink> link;
   Computation computation;
-  bool auto_scheme = false;  // --scheme auto: `options` has what dense is compared with
+  bool auto_scheme = false;  // --scheme auto: what is chosen is not in `options` yet
   bool trace = false;
   std::string named_model;  // as --model has it; empty: it was not given
   std::string config;       // config.toml

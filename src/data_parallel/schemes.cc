@@ -28,11 +28,13 @@ std::vector<Scheme> table() {
                     .low_rank = false,
                     .lossless = row.lossless,
                     .wide = row.lossless,
+                    .automatic = row.teams || !row.selects,
                     .all_reduce = &row});
   }
   rows.push_back({.name = "powersgd",
                   .summary = "matrices as two thin factors, summed one after the other (PowerSGD)",
-                  .low_rank = true});
+                  .low_rank = true,
+                  .automatic = true});
   return rows;
 }
 

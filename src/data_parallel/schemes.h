@@ -25,11 +25,12 @@ namespace weft {
 struct Scheme {
   std::string_view name;
   std::string_view summary;
-  bool selects = false;   // sends `density` of the elements; what it does not send stays as residual
-  bool teams = false;     // takes teams and gather
-  bool low_rank = false;  // sends factors; no bucket of it is dense, because what is short travels with them
-  bool lossless = false;  // sends everything in full precision
-  bool wide = false;      // sums float64, too
+  bool selects = false;    // sends `density` of the elements; what it does not send stays as residual
+  bool teams = false;      // takes teams and gather
+  bool low_rank = false;   // sends factors; no bucket of it is dense, because what is short travels with them
+  bool lossless = false;   // sends everything in full precision
+  bool wide = false;       // sums float64, too
+  bool automatic = false;  // `--scheme auto` may take it; the others are there to be compared with
   const SparseAlgorithm* all_reduce = nullptr;  // none: low rank
 
   bool dense() const { return !selects && !low_rank; }  // sends every element, perhaps rounded

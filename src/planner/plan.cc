@@ -63,8 +63,10 @@ std::string step_text(int offset) {
 
 }  // namespace
 
-Prediction predict(const Outline& outline, const EmulationOptions& emulation,
+Prediction predict(const Outline& outline, const EmulationOptions& given,
                    const SimulationOptions& simulation) {
+  EmulationOptions emulation = given;
+  if (simulation.byte_scale == 1) emulation.windows = windows_of(outline, given);  // of both walks
   const std::vector<EmulatedSteps> ranks = walk(outline, emulation, simulation);
   SimulationOptions unlimited = simulation;
   unlimited.link = {};

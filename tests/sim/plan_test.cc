@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/statistics.h"
 #include "planner/choose.h"
@@ -145,20 +146,85 @@ TEST(Plan, ARunsOwnTimesPredictIt) {
   EXPECT_GT(predict(own, options, over(12.5e6)).step_seconds, 1.15 * measured);
 }
 
+// Each scheme that auto may take, planned alone.
+std::map<std::string, double> alone(const Outline& outline, EmulationOptions options,
+                                    const SimulationOptions& simulation) {
+  std::map<std::string, double> out;
+  for (const char* name : {"dense", "dense-bf16", "spardl", "powersgd"}) {
+    options.parallel.scheme.name = name;
+    out[name] = predict(outline, options, simulation).step_seconds;
+  }
+  return out;
+}
+
 TEST(Auto, StaysDenseWhereCompressionCannotPay) {
   const Choice fast = choose_scheme(outline_of(1e9), options_of("spardl"), over(1.25e9));
   EXPECT_EQ(fast.scheme.name, "dense");
   EXPECT_NE(fast.why.find("stay dense, because its exchange hides"), std::string::npos) << fast.why;
-  const Choice slow = choose_scheme(outline_of(200e9), options_of("spardl"), over(1.25e6));
-  EXPECT_EQ(slow.scheme.name, "spardl") << slow.why;
-  ASSERT_GE(slow.candidates.size(), 2U);
-  EXPECT_LT(slow.candidates[1].prediction.step_seconds, slow.candidates[0].prediction.step_seconds);
-  // Where selection costs more than it saves, although the exchange is exposed.
+  // Where working on gradients costs more than it saves, although the exchange is exposed.
   SimulationOptions costly = over(125e6);
-  costly.costs.kernels.scan_element = 1e-6;
+  KernelCosts& kernels = costly.costs.kernels;
+  kernels.scan_element = kernels.round_element = kernels.multiply.element = 1e-6;
   const Choice dear = choose_scheme(outline_of(200e9), options_of("spardl"), costly);
-  EXPECT_EQ(dear.scheme.name, "dense");
+  EXPECT_EQ(dear.scheme.name, "dense") << dear.why;
   EXPECT_NE(dear.why.find("spardl would take"), std::string::npos) << dear.why;
+  EXPECT_NE(dear.why.find("losing bits must save 10 %"), std::string::npos) << dear.why;
+}
+
+TEST(Auto, TakesNothingThatIsSlowerThanWhatItCouldHaveTaken) {
+  int lossy = 0;
+  for (const double rate : {1.25e9, 50e6, 1.25e6}) {
+    const Outline outline = outline_of(20e9);
+    const Choice choice = choose_scheme(outline, options_of("topka"), over(rate));
+    const std::map<std::string, double> single = alone(outline, options_of("dense"), over(rate));
+    EmulationOptions taken = options_of("dense");
+    taken.parallel.scheme = choice.scheme;
+    const double seconds = predict(outline, taken, over(rate)).step_seconds;
+    const Scheme& scheme = find_scheme(choice.scheme.name);
+    EXPECT_TRUE(scheme.automatic);
+    for (const auto& [name, other] : single) {
+      // Whatever loses no more is no faster, and what loses more not by the margin.
+      const bool rounds = find_scheme(name).dense();
+      const double margin =
+          scheme.dense() && name != choice.scheme.name && (!rounds || scheme.lossless) ? 0.1 : 0;
+      EXPECT_GE(other, (1 - margin) * seconds - 1e-9)
+          << name << " against " << choice.scheme.name << ", " << rate;
+    }
+    EXPECT_EQ(rate == 1.25e9, scheme.lossless) << choice.why;
+    if (scheme.lossless) continue;
+    ++lossy;
+    // Control: dense would not have passed here.
+    EXPECT_LE(seconds, 0.9 * single.at("dense")) << choice.why;
+  }
+  EXPECT_GT(lossy, 0);
+  EXPECT_LT(lossy, 3);
+}
+
+TEST(Auto, ASlowLinkGetsACompressedSchemeAndItsRowsSayWhy) {
+  const Outline outline = outline_of(200e9);
+  const Choice slow = choose_scheme(outline, options_of("dense"), over(1.25e6));
+  EXPECT_FALSE(find_scheme(slow.scheme.name).dense()) << slow.why;
+  ASSERT_GE(slow.candidates.size(), 4U);
+  EXPECT_EQ(slow.candidates[0].name, "dense");
+  EmulationOptions taken = options_of("dense");
+  taken.parallel.scheme = slow.scheme;
+  Plan plan = make_plan(outline, taken, over(1.25e6));
+  explain(plan, slow);
+  for (const PlanRow& row : plan.rows) {
+    EXPECT_EQ(row.why.starts_with(row.scheme == slow.scheme.name ? "auto: a step takes " : "stays dense: "),
+              true)
+        << row.scheme << ": " << row.why;
+  }
+  // A model of vectors has no factors to send.
+  std::vector<ChainBlock> vectors;
+  for (const char* name : {"a", "b"})
+    vectors.push_back({.name = name,
+                       .parameters = {{.name = std::string("w.") + name, .dims = {200'000}}},
+                       .flops_per_token = 1e6});
+  const Choice flat = choose_scheme(outline_from_flops(chain_shape("vectors", vectors), 64, 200e9),
+                                    options_of("dense"), over(1.25e6));
+  EXPECT_EQ(flat.scheme.name, "spardl") << flat.why;
+  for (const Candidate& c : flat.candidates) EXPECT_NE(c.name, "powersgd");
 }
 
 TEST(Auto, SomeParametersMayStayDense) {
