@@ -333,7 +333,7 @@ TRAINING = (
 
 # ---- step ----
 
-OUTLINED = ("mkdir -p build/bench; [ -e build/bench/demo.outline ] || weft outline --model gpt --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64 \\\n"
+OUTLINED = ("mkdir -p build/bench; weft outline --model gpt --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64 \\\n"
             "  --global-batch 4 --ranks 1 -o build/bench/demo.outline")
 LINKS = ("1gbit", "200mbit", "50mbit")
 PREDICTED = ("dense", "spardl", "powersgd")
