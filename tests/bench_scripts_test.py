@@ -19,9 +19,11 @@ import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 sys.dont_write_bytecode = True
 BENCH = Path(__file__).resolve().parents[1] / "bench"
@@ -45,11 +47,27 @@ def script(name: str) -> ModuleType:
 
 against = script("against_ddp")
 convergence = script("convergence")
+energy = script("energy")
 
 
 def run(recipe: str, seed: int, losses: list[float], **more: Any) -> rows.Row:
     return {"recipe": recipe, "density": None, "seed": seed, "loss": losses, "seconds": [1.0] * len(losses),
             "bytes": [100] * len(losses)} | more
+
+
+class EnergyTest(unittest.TestCase):
+    def cell(self, returned: Callable[[int], float]) -> str:
+        def run(options: argparse.Namespace, method: str, ranks: int, before: int, k: int) -> rows.Row:
+            return {"k": k, "entries_out": round(returned(k)), "energy_of_best": k / 10_000}
+
+        with mock.patch.object(energy, "run", run):
+            return energy.cell(argparse.Namespace(entries=1000), "any", 8, 15)
+
+    def test_each_method_gets_the_k_that_returns_as_many_entries(self) -> None:
+        self.assertEqual(self.cell(lambda k: k), "0.100")
+        self.assertEqual(self.cell(lambda k: 8 * k), "0.013 (k 125)")
+        self.assertEqual(self.cell(lambda k: 5 * k**0.8), "0.076 (k 761)")  # 1256, 1046, 1009
+        self.assertTrue(self.cell(lambda k: 3000).endswith("*"), "control: one that no k moves")
 
 
 class RowsTest(unittest.TestCase):
