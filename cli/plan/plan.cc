@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "measure/emulated.h"
-#include "measure/outline_file.h"
 #include "measure/text.h"
 #include "planner/choose.h"
 #include "torch_verbs.h"
@@ -25,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct PlanCommand : TrainFlags, NetworkFlags {
-  std::string outline, flops = "50gflops", mesh;
+  std::string outline, flops, mesh;
   bool show_schedule = false, json = false;
 };
 
@@ -59,20 +58,33 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
       "  weft plan --ranks 4 --link 200mbit --scheme auto --outline gpt.json");
 }
 
-Outline outline_of(const PlanCommand& c, int ranks) {
-  if (!c.outline.empty()) return read_outline(c.outline);
+constexpr double kDefaultFlops = 50e9;
+
+// `named_model`: as --model has it; empty: it was not given.
+Outline outline_of(const PlanCommand& c, const std::string& named_model, int ranks) {
+  if (!c.outline.empty() && !c.flops.empty())
+    throw UsageError("--flops is a rate for a model without an outline: leave it or --outline out");
+  if (!c.outline.empty()) return read_named_outline(c.outline, named_model);
   const std::int64_t sequences = std::max<std::int64_t>(1, c.options.global_batch / ranks);
   return outline_from_flops(model_shape(c.options.model, c.options.sizes),
-                            sequences * sequence_length(c.options), parse_flops(c.flops));
+                            sequences * sequence_length(c.options),
+                            c.flops.empty() ? kDefaultFlops : parse_flops(c.flops));
 }
 
-Json to_json(const PlanRow& row) {
-  return {{"tensor", row.tensor},     {"elements", row.count},
-          {"strategy", row.strategy}, {"ranks", row.ranks},
-          {"divisor", row.divisor},   {"scheme", row.scheme},
-          {"codec", row.codec},       {"class", std::string(name_of(row.traffic))},
-          {"slot", row.slot},         {"bytes", row.bytes},
-          {"seconds", row.seconds},   {"why", row.why}};
+Json to_json(const Plan& plan, const PlanRow& row) {
+  return {{"tensor", row.tensor},
+          {"elements", row.count},
+          {"strategy", row.strategy},
+          {"group", group_text(plan, row)},
+          {"ranks", row.ranks},
+          {"divisor", row.divisor},
+          {"scheme", row.scheme},
+          {"codec", row.codec},
+          {"class", std::string(name_of(row.traffic))},
+          {"slot", row.slot},
+          {"bytes", row.bytes},
+          {"seconds", row.seconds},
+          {"why", row.why}};
 }
 
 struct Planned {
@@ -120,7 +132,7 @@ void print_json(const Planned& p, int ranks) {
       out["candidates"].push_back({{"name", c.name}, {"step_seconds", c.prediction.step_seconds}});
   }
   out["rows"] = Json::array();
-  for (const PlanRow& row : p.plan.rows) out["rows"].push_back(to_json(row));
+  for (const PlanRow& row : p.plan.rows) out["rows"].push_back(to_json(p.plan, row));
   if (p.command.show_schedule) {
     for (const Table* table : {&p.plan.tables.first, &p.plan.tables.steady, &p.plan.tables.settle})
       out["schedule"][std::string(name_of(table->phase))] = moves_of(p.plan, *table);
@@ -128,24 +140,35 @@ void print_json(const Planned& p, int ranks) {
   std::printf("%s\n", out.dump(2).c_str());
 }
 
+// How long a rank computes was measured, or follows from a rate.
+std::string source_of(const Planned& p) {
+  if (p.outline.source != Outline::kFlops) return "measured";
+  return "from FLOPs at " + flops_text(p.outline.flops_per_second) +
+         (p.command.outline.empty() ? "; --outline has measured ones" : "");
+}
+
+void print_rows(const Plan& plan) {
+  std::printf("\n%-4s %-44s %12s %-13s %-16s %7s %-11s %-12s %-9s %10s %10s  %s\n", "slot", "tensor",
+              "elements", "strategy", "group", "divisor", "scheme", "codec", "class", "bytes", "alone",
+              "why");
+  for (const PlanRow& row : plan.rows) {
+    const std::string codec = row.codec.empty() ? "-" : row.codec;
+    std::printf("%-4u %-44.44s %12lld %-13s %-16s %7g %-11s %-12s %-9s %10s %10s  %s\n", row.slot,
+                row.tensor.c_str(), static_cast<long long>(row.count), row.strategy.c_str(),
+                group_text(plan, row).c_str(), row.divisor, row.scheme.c_str(), codec.c_str(),
+                std::string(name_of(row.traffic)).c_str(), size_text(row.bytes).c_str(),
+                seconds_text(row.seconds).c_str(), row.why.c_str());
+  }
+}
+
 void print_text(const Planned& p, int ranks) {
   const std::string link = p.command.link.empty() ? "a link without limits" : p.command.link;
   std::printf("%s, %lld parameters, %d ranks (%s) over %s; a rank computes %s a step (%s)\n",
               p.outline.model.c_str(), static_cast<long long>(p.outline.parameters), ranks,
               parse_mesh(p.command.mesh, ranks).text().c_str(), link.c_str(),
-              seconds_text(p.plan.prediction.compute_seconds).c_str(),
-              p.outline.source == Outline::kFlops
-                  ? ("from FLOPs at " + p.command.flops + "; --outline has measured ones").c_str()
-                  : "measured");
+              seconds_text(p.plan.prediction.compute_seconds).c_str(), source_of(p).c_str());
   if (p.choice) std::printf("scheme auto: %s\n", p.choice->why.c_str());
-  std::printf("\n%-4s %-44s %12s %-11s %-12s %-9s %10s %10s  %s\n", "slot", "tensor", "elements", "scheme",
-              "codec", "class", "bytes", "alone", "why");
-  for (const PlanRow& row : p.plan.rows) {
-    std::printf("%-4u %-44.44s %12lld %-11s %-12s %-9s %10s %10s  %s\n", row.slot, row.tensor.c_str(),
-                static_cast<long long>(row.count), row.scheme.c_str(), row.codec.c_str(),
-                std::string(name_of(row.traffic)).c_str(), size_text(row.bytes).c_str(),
-                seconds_text(row.seconds).c_str(), row.why.c_str());
-  }
+  print_rows(p.plan);
   if (p.command.show_schedule) {
     for (const Phase phase : {Phase::first, Phase::steady, Phase::settle})
       std::printf("\ntable of every rank, %s\n%s", std::string(name_of(phase)).c_str(),
@@ -155,8 +178,8 @@ void print_text(const Planned& p, int ranks) {
   if (!p.plan.why_updates_wait.empty())
     std::printf("\nno update before the verdict of its step: %s\n", p.plan.why_updates_wait.c_str());
   std::printf(
-      "\npredicted: %s a step, %s of it exposed; %s from the busiest %s (rows: by formula, 8 bytes an "
-      "entry)\n",
+      "\npredicted: %s a step, %s of it exposed; %s from the busiest %s (rows: by formula, in the bytes of "
+      "their codec)\n",
       seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
       size_text(predicted.busiest_port_bytes).c_str(), p.command.nodes > 0 ? "node" : "rank");
 }
@@ -174,7 +197,8 @@ int plan(const std::vector<std::string>& arguments) {
   check_mesh(command.mesh, ranks);
   const bool is_auto = take_auto(command.options.scheme);
   check_train(command.options, ranks);
-  const Outline outline = outline_of(command, ranks);
+  const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";
+  const Outline outline = outline_of(command, named_model, ranks);
   const std::optional<EmulatedLink> link = resolve_network(command.link, command, ranks);
   std::optional<Choice> choice;
   if (is_auto) {

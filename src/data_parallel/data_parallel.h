@@ -167,6 +167,7 @@ class DataParallel final : public Strategy {
   void require_between_steps(const char* what) const;
   std::string name_of_bucket(int bucket) const;
   std::uint32_t unused_slot() const { return options_.first_slot + num_slots() - 1; }
+  std::string codec_of(int bucket) const;
   std::string why_of(int bucket) const;
   StepResult verdicts() const;
 

@@ -19,6 +19,11 @@ std::string DataParallel::name_of_bucket(int b) const {
          plan_.parameter(plan_.bucket(b).pieces.front().parameter).name;
 }
 
+// Empty where nothing is selected: entries alone are coded.
+std::string DataParallel::codec_of(int b) const {
+  return find_scheme(call(b).algorithm).selects ? options_.scheme.codec : "";
+}
+
 std::vector<std::string> DataParallel::gradients() const {
   std::vector<std::string> out;
   for (const ParameterInfo& p : plan_.parameters()) out.push_back(p.name);
@@ -39,7 +44,7 @@ std::vector<Exchange> DataParallel::exchanges() const {
     Exchange bucket{.name = name_of_bucket(b),
                     .group = comm_.group_id(),
                     .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
-                    .codec = options_.scheme.codec};
+                    .codec = codec_of(b)};
     for (const BucketPiece& piece : plan_.bucket(b).pieces)
       bucket.reads.push_back({TensorName::Of::gradient, plan_.parameter(piece.parameter).name});
     bucket.writes = bucket.reads;
@@ -110,7 +115,7 @@ std::vector<PlanRow> DataParallel::rows() const {
                    .ranks = comm_.size(),
                    .divisor = options_.divisor,
                    .scheme = std::string(run.options.algorithm),
-                   .codec = options_.scheme.codec,
+                   .codec = codec_of(b),
                    .traffic = TrafficClass::gradient,
                    .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
                    .bytes = static_cast<double>(cost.bytes),

@@ -51,11 +51,16 @@ Outline outline_for(const fs::path& folder, const std::string& file, const Train
   return outline;
 }
 
-void check_named_outline(const Computation& computation, const std::string& model, int ranks) {
-  if (computation.outline.empty()) return;
-  const Outline outline = read_outline(computation.outline);
+Outline read_named_outline(const std::string& file, const std::string& model) {
+  Outline outline = read_outline(file);
   if (!model.empty() && outline.model != model)
     throw UsageError("--model " + model + ", but the outline is of " + outline.model + ": leave one out");
+  return outline;
+}
+
+void check_named_outline(const Computation& computation, const std::string& model, int ranks) {
+  if (computation.outline.empty()) return;
+  const Outline outline = read_named_outline(computation.outline, model);
   check_memory({.worlds = 1,
                 .ranks = ranks,
                 .parameters = outline.parameters / computation.byte_scale,

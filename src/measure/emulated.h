@@ -39,8 +39,11 @@ bool has_outline(const std::filesystem::path& folder, const std::string& file);
 Outline outline_for(const std::filesystem::path& folder, const std::string& file, const TrainOptions& options,
                     int ranks, const MeasureOutline& measure);
 
-// Of an outline whose file was named, before anything is made: throws UsageError where it cannot be read, is
-// of another model than `model` (empty: none was named), or of more than the memory holds.
+// Throws UsageError where the file cannot be read, or is of another model than `model` (empty: none was
+// named).
+Outline read_named_outline(const std::string& file, const std::string& model);
+// Of an outline whose file was named, before anything is made: the same, and where it is of more than the
+// memory holds.
 void check_named_outline(const Computation& computation, const std::string& model, int ranks);
 
 // Where the outline was measured of so many ranks side by side and this machine has a core for each,

@@ -64,6 +64,14 @@ std::string link_text(double bytes_per_second) {
   return digits(bits / 1e9) + " Gbit/s";
 }
 
+std::string flops_text(double flops_per_second) {
+  constexpr std::array<const char*, 5> units{" MFLOP/s", " GFLOP/s", " TFLOP/s", " PFLOP/s", " EFLOP/s"};
+  double rate = flops_per_second / 1e6;
+  std::size_t unit = 0;
+  for (; rate >= 1000 && unit + 1 < units.size(); ++unit) rate /= 1000;
+  return digits(rate) + units[unit];
+}
+
 std::string padded(const std::string& text, int width) {
   const auto wanted = static_cast<std::size_t>(std::abs(width));
   if (text.size() >= wanted) return text;

@@ -89,6 +89,7 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
     EmulatedStrategies strategies(engine, engine.world(), outline, emulation);
     out.rows = strategies.all.rows();
+    out.world = engine.world().group_id();
     out.shape = strategies.all.shape();
     out.tables = strategies.all.tables(emulation.micro_batches);
     out.why_updates_wait = strategies.all.why_updates_wait();
@@ -97,6 +98,13 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
   }
   out.prediction = predict(outline, emulation, simulation);
   return out;
+}
+
+std::string group_text(const Plan& plan, const PlanRow& row) {
+  if (row.group == plan.world) return "world";
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(row.group));
+  return text;
 }
 
 std::string text_of(const Plan& plan, Phase phase) {

@@ -25,6 +25,7 @@ struct Prediction {
 
 struct Plan {
   std::vector<PlanRow> rows;
+  std::uint64_t world = 0;  // the group of all ranks
   ModelShape shape;
   Tables tables;  // of a rank: all ranks have the same
   std::string why_updates_wait;
@@ -38,6 +39,9 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
 // The prediction alone.
 Prediction predict(const Outline& outline, const EmulationOptions& emulation,
                    const SimulationOptions& simulation);
+
+// Whose ranks exchange it: "world", or the id of a smaller group.
+std::string group_text(const Plan& plan, const PlanRow& row);
 
 // "wait     gradients of bucket 3 from ...     step n-1   gradient", a line a move.
 std::string text_of(const Plan& plan, Phase phase);

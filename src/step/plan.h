@@ -22,7 +22,8 @@ struct PlanRow {
   std::uint64_t group = 0;  // whose ranks exchange it: id and size
   int ranks = 1;
   double divisor = 1;  // of the sum
-  std::string scheme, codec;
+  std::string scheme;
+  std::string codec;  // of entries; empty: every element is sent, or factors
   TrafficClass traffic = TrafficClass::gradient;
   std::uint32_t slot = 0;
   double bytes = 0;    // payload of the busiest rank in a step, by formula

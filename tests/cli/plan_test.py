@@ -44,6 +44,9 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(sum(row["elements"] for row in plan["rows"]), plan["parameters"])
         slots = [row["slot"] for row in plan["rows"]]
         self.assertEqual(len(slots), len(set(slots)))
+        for row in plan["rows"]:
+            self.assertEqual([row[key] for key in ("strategy", "group", "ranks", "divisor", "scheme", "codec")],
+                             ["data_parallel", "world", 4, 4, "dense", ""])
         # 2 (P-1)/P of 4 bytes an element; short buckets may take more bytes in fewer hops.
         exact = 2 * 3 / 4 * 4 * plan["parameters"]
         self.assertGreaterEqual(plan["busiest_port_bytes"], exact - 64)
@@ -94,8 +97,41 @@ class PlanTest(unittest.TestCase):
     def test_text(self) -> None:
         done = self.weft("plan", *SMALL, "--ranks", "2", "--link", "1gbit,50us", "--show-schedule")
         self.assertEqual(done.returncode, 0, done.stderr)
-        for part in ("table of every rank, steady", "compute  forward layer.0", "step n-1", "predicted:", "(dp=2)"):
+        for part in ("table of every rank, steady", "compute  forward layer.0", "step n-1", "predicted:", "(dp=2)",
+                     "from FLOPs at 50 GFLOP/s; --outline has measured ones", "in the bytes of their codec"):
             self.assertIn(part, done.stdout)
+
+    def test_rows_have_their_columns(self) -> None:
+        for codec in ("packed", "coo"):
+            arguments = ("--ranks", "3", "--link", "1gbit,50us", "--scheme", "spardl", "--codec", codec)
+            done = self.weft("plan", *SMALL, *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            lines = done.stdout.splitlines()
+            head = next(i for i, line in enumerate(lines) if line.startswith("slot "))
+            self.assertEqual(lines[head].split(), ["slot", "tensor", "elements", "strategy", "group", "divisor", "scheme",
+                                                   "codec", "class", "bytes", "alone", "why"])
+            rows = self.plan(*arguments)["rows"]
+            self.assertEqual({row["scheme"] for row in rows}, {"spardl", "dense"})
+            for line, row in zip(lines[head + 1:], rows, strict=False):
+                written = codec if row["scheme"] == "spardl" else ""
+                self.assertEqual(row["codec"], written, "what is sent dense is in no codec")
+                words = [str(row["elements"]), row["strategy"], row["group"], "3", row["scheme"], written or "-"]
+                self.assertIn(" ".join([*words, "gradient"]), " ".join(line.split()))
+
+    def test_an_outline_says_itself_what_it_is_of(self) -> None:
+        self.outline("-o", "o.json")
+        done = self.weft("plan", "--outline", "o.json", "--ranks", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("(from FLOPs at 1 GFLOP/s)", done.stdout)
+        same = self.weft("plan", "--outline", "o.json", "--ranks", "2", "--model", "gpt")  # control: the model that it is of
+        self.assertEqual(same.returncode, 0, same.stderr)
+        for arguments, words in ((("--model", "lm"), "--model lm, but the outline is of gpt"),
+                                 (("--model=lm",), "--model lm, but the outline is of gpt"),
+                                 (("--flops", "50gflops"), "--flops is a rate for a model without an outline")):
+            refused = self.weft("plan", "--outline", "o.json", "--ranks", "2", *arguments)
+            self.assertEqual(refused.returncode, 2, arguments)
+            self.assertIn(words, refused.stderr)
+            self.assertEqual(refused.stderr.count("\n"), 1, refused.stderr)
 
     def test_bad_input_is_one_sentence(self) -> None:
         for arguments, part in ((("--mesh", "dp=3"), "mesh"), (("--mesh", "pp=4"), "along dp only"),
