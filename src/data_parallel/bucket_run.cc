@@ -15,8 +15,7 @@ namespace weft {
 
 namespace {
 
-// Above the hops of every sparse all-reduce (a ring has 2 size), and small: tags of mpi have few bits for
-// them.
+// Above the hops of every sparse all-reduce (a ring has 2 size).
 std::uint32_t names_hop(int size) { return 8 * static_cast<std::uint32_t>(size) + 256; }
 // Above the hops of every dense all-reduce, below those that name who is to blame by as many.
 std::uint32_t second_hop(int size) { return names_hop(size) / 2; }

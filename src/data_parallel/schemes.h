@@ -44,7 +44,9 @@ const Scheme& find_scheme(std::string_view name);  // throws UsageError with the
 const Scheme& lossless_scheme();
 // What a bucket takes: `dense` as its plan says, `quota` its entries in this step.
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count);
-// Short parameters need no bucket of their own where nothing is selected from the others.
+// Low rank sends short parameters along with its factors: they need no bucket of their own. Others keep
+// theirs, also where nothing is selected: the order of additions, and so a result's bits, follow from a
+// bucket's length.
 BucketOptions bucket_options(const SchemeOptions& options);
 
 // One knob as a flag, a key of a config file and an option of a variant have it.
