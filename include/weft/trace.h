@@ -27,16 +27,17 @@ struct TraceEvent {
   std::uint32_t slot = 0, step = 0, hop = 0;
   int peer = -1;  // micro-op: world rank it goes to
   std::uint64_t bytes = 0;
-  Time ready{};       // operation: the engine knows of it; micro-op: handed to the scheduler; else as started
-  Time started{};     // operation: its coroutine runs; micro-op: handed to the transport
-  Time finished{};    // operation: all its transfers are over; micro-op: the transport has taken every byte
-  bool aged = false;  // micro-op: started although it was to be held back
+  Time ready{};     // operation: the engine knows of it; micro-op: handed to the scheduler; else as started
+  Time started{};   // operation: its coroutine runs; micro-op: handed to the transport
+  Time finished{};  // operation: all its transfers are over; micro-op: the transport has taken every byte
+  Unheld unheld = Unheld::no;  // micro-op
   bool failed = false;
   bool holds = false;  // operation: others are held back from ready to finished
 };
 
 // Belongs to one engine. add() from any thread; read, copy or move it when nobody adds. Has the first `most`
-// events, and counts the others.
+// events, and counts the others. An event is added at its end: what is open when the engine is shut down ends
+// there.
 class Trace {
  public:
   explicit Trace(std::size_t most = std::numeric_limits<std::size_t>::max()) : most_(most) {}
@@ -77,12 +78,12 @@ class Trace {
 std::string chrome_trace(std::span<const Trace* const> of_rank, int first = 0);
 
 struct TraceReport {
-  // One sentence for each non-blocking micro-op that started, without being aged, while a blocking micro-op
-  // waited or was in the transport, an operation that holds was ready or ran, or blocking traffic was
-  // announced.
+  // One sentence for each non-blocking micro-op that started, neither aged nor wanted, while a blocking
+  // micro-op waited or was in the transport, an operation that holds was ready or ran, or blocking traffic
+  // was announced; and one where events were left out, because nobody knows what they would show.
   std::vector<std::string> breaches;
-  std::uint64_t aged =
-      0;  // micro-ops that started because they had been held for too long or were waited for
+  std::uint64_t aged = 0;    // micro-ops that started because they had been held for too long
+  std::uint64_t wanted = 0;  // and because somebody waited for their operation
 };
 TraceReport verify_trace(const Trace& trace);
 

@@ -14,6 +14,10 @@ constexpr std::string_view name_of(TrafficClass c) {
   return names[static_cast<std::size_t>(c)];
 }
 
+// Why a message started although it was to be held back: it had been for too long, or somebody waited for its
+// operation.
+enum class Unheld : std::uint8_t { no, aged, wanted };
+
 // Whole life of the transport, payload and frames (what a link counter would see of them), from this rank.
 struct TrafficCounters {
   std::uint64_t messages_sent = 0, messages_received = 0;

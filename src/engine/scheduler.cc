@@ -72,12 +72,12 @@ void Scheduler::post(SendRecord& send) noexcept {
     pump();
 }
 
-void Scheduler::start(SendRecord& send, Time now, bool aged) {
+void Scheduler::start(SendRecord& send, Time now, Unheld unheld) {
   queues_[{send.operation.traffic, send.operation.priority}].erase(send);
   --queued_;
   send.schedule.stage = SendRecord::Stage::moving;
   send.schedule.begun = now;
-  send.schedule.aged = aged;
+  send.schedule.unheld = unheld;
   moving_.push(send);
   moving_bytes_ += send.payload.size();
   last_start_ = now;
@@ -105,7 +105,7 @@ void Scheduler::sent(SendRecord& send) noexcept {
                        .ready = send.schedule.queued,
                        .started = send.schedule.begun,
                        .finished = clock().now(),
-                       .aged = send.schedule.aged,
+                       .unheld = send.schedule.unheld,
                        .failed = static_cast<bool>(operation.failure)});
 }
 
@@ -150,7 +150,7 @@ bool Scheduler::start_held(Time now) {
       const Time due = later(std::max(send->schedule.queued, held_since_), hold_limit_);
       const bool wanted = send->operation.waited_for && options_.hold_limit != kNever;
       if (wanted || now >= due) {
-        start(*send, now, true);
+        start(*send, now, now >= due ? Unheld::aged : Unheld::wanted);
         any = true;
       } else {
         next_aging_ = std::min(next_aging_, due);
@@ -167,7 +167,7 @@ bool Scheduler::start_free(Time now) {
     while (list.first != nullptr) {
       SendRecord& send = *list.first;
       if (moving_bytes_ > 0 && moving_bytes_ + send.payload.size() > window(now)) return any;
-      start(send, now, false);
+      start(send, now, Unheld::no);
       any = true;
     }
   }

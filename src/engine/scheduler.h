@@ -85,7 +85,7 @@ class Scheduler final : public Decorator, public SendObserver {
   bool start_held(Time now);
   bool start_free(Time now);
   void give_back_stalled(Time now);
-  void start(SendRecord& send, Time now, bool aged);
+  void start(SendRecord& send, Time now, Unheld unheld);
 
   const EngineOptions& options_;
   const Endpoint* endpoint_ = nullptr;

@@ -43,7 +43,8 @@ std::string arguments(const TraceEvent& e) {
                     ",\"run_us\":" + microseconds(e.finished - e.started);
   if (e.kind == TraceEvent::Kind::micro_op) {
     out += ",\"hop\":" + std::to_string(e.hop) + ",\"peer\":" + std::to_string(e.peer);
-    if (e.aged) out += ",\"aged\":true";
+    if (e.unheld == Unheld::aged) out += ",\"aged\":true";
+    if (e.unheld == Unheld::wanted) out += ",\"wanted\":true";
   }
   if (e.failed) out += ",\"failed\":true";
   return out + "}";
@@ -161,10 +162,13 @@ TraceReport verify_trace(const Trace& trace) {
     ends_last[i] = later ? &reasons[i] : ends_last[i - 1];
   }
   TraceReport report;
+  if (trace.left_out() > 0)
+    report.breaches.push_back("the trace lacks " + std::to_string(trace.left_out()) +
+                              " of the events: what they broke is not known");
   for (const TraceEvent& e : trace.events()) {
     if (e.kind != TraceEvent::Kind::micro_op || e.traffic == TrafficClass::blocking) continue;
-    if (e.aged) {
-      ++report.aged;
+    if (e.unheld != Unheld::no) {
+      ++(e.unheld == Unheld::aged ? report.aged : report.wanted);
       continue;
     }
     const auto after = std::lower_bound(reasons.begin(), reasons.end(), e.started,

@@ -12,6 +12,7 @@
 // nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -76,6 +77,12 @@ constexpr std::string_view name_of(Phase phase) {
 struct Table {
   Phase phase = Phase::first;
   std::vector<Move> moves;
+
+  int micro_batches() const {
+    int last = 0;
+    for (const Move& move : moves) last = std::max(last, move.piece.micro_batch);
+    return last + 1;
+  }
 };
 
 struct Tables {

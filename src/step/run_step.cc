@@ -10,14 +10,15 @@ namespace weft {
 Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) {
   strategies->begin(*table);
   Engine& engine = strategies->engine();
+  const int micro_batches = table->micro_batches();
   for (const Move& move : table->moves) {
     const Time start = engine.now();
     switch (move.kind) {
       case Move::Kind::compute:
         strategies->computing();
         co_await driver->compute(move.piece);
-        engine.note(TraceEvent::Kind::computing, strategies->shape().title(move.piece), strategies->step(),
-                    start);
+        engine.note(TraceEvent::Kind::computing, strategies->shape().title(move.piece, micro_batches),
+                    strategies->step(), start);
         strategies->computed(move.piece);
         break;
       case Move::Kind::announce:

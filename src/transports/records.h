@@ -37,7 +37,7 @@ class SendRecord final : public TransferRecord {
   enum class Stage : std::uint8_t { fresh, queued, moving, stalled };
   struct Schedule {
     Stage stage = Stage::fresh;
-    bool aged = false;  // started although blocking traffic was there
+    Unheld unheld = Unheld::no;
     Time queued{}, begun{};
     SendRecord* next = nullptr;
     SendRecord* previous = nullptr;

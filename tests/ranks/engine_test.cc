@@ -493,11 +493,13 @@ TEST(Scheduler, HoldDelaysGradientsAndAgingBoundsIt) {
   tb.wait();
   ranks[0].release();
   ranks.stop(0);
-  EXPECT_GT(verify_trace(ranks.trace(0)).aged, 0u);
+  const TraceReport report = verify_trace(ranks.trace(0));
+  EXPECT_GT(report.aged, 0u);
+  EXPECT_EQ(report.wanted, 0u);
 }
 
 TEST(Scheduler, SomebodyWhoWaitsEndsTheHold) {
-  Ranks ranks(2, {.hold_limit = 10s}, 0);
+  Ranks ranks(2, {.hold_limit = 10s}, 0, true);
   ranks[0].hold();
   int a = -1;
   int b = -1;
@@ -507,6 +509,10 @@ TEST(Scheduler, SomebodyWhoWaitsEndsTheHold) {
   tb.wait();
   EXPECT_LT(ta.finished() - ta.submitted(), 5s);
   ranks[0].release();
+  ranks.stop(0);
+  const TraceReport report = verify_trace(ranks.trace(0));
+  EXPECT_GT(report.wanted, 0u);
+  EXPECT_EQ(report.aged, 0u);
 }
 
 TEST(Scheduler, AWindowOfOneMessageDoesNotDeadlock) {

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 
+#include "courier.h"
 #include "data_parallel/data_parallel.h"
 #include "step/run_step.h"
 #include "weft/collective.h"
@@ -46,46 +47,6 @@ std::vector<double> gradient(const char* name, int rank, std::int64_t step, std:
 }
 
 using Values = std::map<std::string, std::vector<double>>;
-
-// A third strategy: an exchange at its place in the table, announced before it, on the group of one half.
-class Courier final : public Strategy {
- public:
-  Courier(Engine& engine, const Comm& group, std::uint32_t slot)
-      : engine_(engine), group_(group), slot_(slot) {}
-  std::string_view name() const override { return "courier"; }
-  const Comm& group() const override { return group_; }
-  std::uint32_t num_slots() const override { return 1; }
-  std::vector<PlanRow> rows() const override { return {}; }
-  std::vector<Exchange> exchanges() const override {
-    Exchange out{
-        .name = "letters", .traffic = TrafficClass::blocking, .group = group_.group_id(), .slot = slot_};
-    out.reads = {{TensorName::Of::other, "letters"}};
-    out.writes = out.reads;
-    return {out};
-  }
-  void weave(Weaver& weaver) const override {
-    const Piece backward{Work::backward, 1, 0, 0};
-    weaver.before(backward, announce_of(0));
-    weaver.after(backward, start_of(0));
-    weaver.before({Work::backward, 0, 0, 0}, wait_of(0, 0));
-  }
-  void start(int, int, TensorSource& tensors) override {
-    const Dense data = tensors.tensor({TensorName::Of::other, "letters"});
-    const SubmitOptions submit{
-        .name = "letters", .traffic = TrafficClass::blocking, .slot = slot_, .step = step_++};
-    ticket_ = engine_.submit(group_, submit, [data](Comm comm) { return all_reduce(comm, data); });
-  }
-  Ticket ticket(int, int) const override { return ticket_; }
-  StepResult verdict() override { return {.committed = true}; }
-  void close(bool committed, double) override { ++(committed ? commits : roll_backs); }
-  int commits = 0, roll_backs = 0;
-
- private:
-  Engine& engine_;
-  Comm group_;
-  std::uint32_t slot_, step_ = 0;
-  Ticket ticket_;
-};
 
 class Toy final : public Driver {
  public:

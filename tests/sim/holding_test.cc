@@ -168,6 +168,7 @@ double aged_after(Time hold_limit, double predicted_seconds, bool by_operation) 
   const double took = ranks.gradient_seconds();
   ranks.wait_for(others);
   EXPECT_EQ(ranks.report(0).aged, 1u);
+  EXPECT_EQ(ranks.report(0).wanted, 0u);
   EXPECT_EQ(ranks.report(0).breaches, std::vector<std::string>());
   if (!by_operation) ranks[0].release();
   return took;

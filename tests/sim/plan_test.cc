@@ -6,13 +6,18 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "base/statistics.h"
+#include "courier.h"
+#include "data_parallel/data_parallel.h"
 #include "planner/choose.h"
+#include "step/run_step.h"
 #include "weft/error.h"
 #include "weft/trace.h"
 #include "workload/job_steps.h"
 #include "workload/model_shapes.h"
+#include "world/sim_ranks.h"
 
 namespace weft {
 namespace {
@@ -241,7 +246,12 @@ TEST(Auto, SomeParametersMayStayDense) {
   EXPECT_THROW(make_plan(outline_of(), options, over(125e6)), UsageError);
 }
 
-TEST(SimulatedTraining, LeavesMovesInItsTraceAndNothingBreaksTheRules) {
+std::int64_t count_of(const Trace& trace, TraceEvent::Kind kind, TrafficClass traffic) {
+  return std::ranges::count_if(trace.events(),
+                               [&](const TraceEvent& e) { return e.kind == kind && e.traffic == traffic; });
+}
+
+TEST(SimulatedTraining, LeavesMovesInItsTrace) {
   std::vector<Trace> traces(4);
   SimulationOptions simulation = over(12.5e6);
   simulation.traces = &traces;
@@ -253,9 +263,112 @@ TEST(SimulatedTraining, LeavesMovesInItsTraceAndNothingBreaksTheRules) {
     EXPECT_GT(count(TraceEvent::Kind::computing), 10);
     EXPECT_GT(count(TraceEvent::Kind::waiting), 0);
     EXPECT_GT(count(TraceEvent::Kind::micro_op), 0);
-    const TraceReport report = verify_trace(trace);
-    EXPECT_TRUE(report.breaches.empty()) << report.breaches.front();
-    EXPECT_EQ(report.aged, 0U);
+  }
+}
+
+// Two blocks with a vector each, and letters between their backwards: announced, and blocking.
+class Walked final : public Driver {
+ public:
+  static constexpr int kSteps = 3;
+  static constexpr std::int64_t kLength = 100'000;
+
+  Walked(Engine& engine, int micro_batches)
+      : micro_batches_(micro_batches),
+        strategies_(engine, engine.world(),
+                    chain_shape("toy", {{"first", {{"a", {kLength}}}}, {"second", {{"b", {kLength}}}}}),
+                    StepOptions{.tokens = false, .updates_wait = {}}) {
+    DataParallelOptions options;
+    options.scheme.name = "dense";
+    options.scheme.buckets = {.bucket_bytes = 4, .dense_below = 0};  // one for each vector
+    options.first_slot = strategies_.next_slot(engine.world());
+    const std::vector<ParameterInfo> parameters{{"a", kLength, 0}, {"b", kLength, 1}};
+    strategies_.add(
+        std::make_unique<DataParallel>(engine, engine.world(), parameters, options, &strategies_.state()));
+    strategies_.add(std::make_unique<Courier>(engine, engine.world(), strategies_.next_slot(engine.world())));
+    strategies_.install();
+  }
+
+  // REQUIRES: lives until the task is done.
+  static Task<void> run(Comm comm, Walked* me) {
+    me->comm_ = comm;
+    for (int step = 0; step < kSteps; ++step)
+      co_await run_step(me, &me->strategies_, &me->strategies_.next_table(me->micro_batches_));
+    co_await run_step(me, &me->strategies_, &me->strategies_.tables(me->micro_batches_).settle);
+  }
+  const std::vector<Exchange>& exchanges() { return strategies_.tables(micro_batches_).exchanges; }
+
+  // A gradient is there when its backward begins: what was announced before it holds it.
+  Task<void> compute(Piece piece) override {
+    if (piece.work == Work::backward && piece.micro_batch + 1 == micro_batches_)
+      strategies_.gradient_ready(piece.block, std::span<const float>(gradient_));
+    co_await comm_.sleep_until(comm_.now() + 2ms);
+  }
+  Task<void> wait(Ticket ticket) override { co_await ticket; }
+  Dense tensor(const TensorName&) override { return Dense(std::span<double>(letters_)); }
+
+ private:
+  int micro_batches_;
+  std::vector<float> gradient_ = std::vector<float>(kLength, 1);
+  std::vector<double> letters_ = std::vector<double>(4000);
+  Comm comm_;
+  Strategies strategies_;
+};
+
+std::vector<Trace> traces_of_walked(bool priority, int micro_batches,
+                                    std::vector<Exchange>* exchanges = nullptr) {
+  std::vector<Trace> traces(4);
+  SimRanksOptions options;
+  options.sim.link = {.ranks = 4, .latency_seconds = 50e-6, .bytes_per_second = 12.5e6};
+  options.priority = priority;
+  options.traces = &traces;
+  SimRanks ranks(options);
+  std::vector<std::unique_ptr<Walked>> all;
+  for (int r = 0; r < ranks.size(); ++r)
+    all.push_back(std::make_unique<Walked>(ranks.engine(r), micro_batches));
+  ranks.run({.name = "training steps"},
+            [&all](Comm comm, int r) { return Walked::run(comm, all[static_cast<std::size_t>(r)].get()); });
+  if (exchanges != nullptr) *exchanges = all.front()->exchanges();
+  for (int r = 0; r < ranks.size(); ++r) ranks.engine(r).shut_down(nullptr);
+  return traces;
+}
+
+TEST(SimulatedTraining, GradientsGiveWayToWhatIsAnnouncedAndBlocks) {
+  for (const bool priority : {true, false}) {
+    std::size_t breaches = 0;
+    for (const Trace& trace : traces_of_walked(priority, 1)) {
+      EXPECT_EQ(count_of(trace, TraceEvent::Kind::hold, TrafficClass::blocking), Walked::kSteps);
+      EXPECT_GE(count_of(trace, TraceEvent::Kind::micro_op, TrafficClass::blocking), Walked::kSteps);
+      EXPECT_GE(count_of(trace, TraceEvent::Kind::micro_op, TrafficClass::gradient), 2 * Walked::kSteps);
+      const TraceReport report = verify_trace(trace);
+      breaches += report.breaches.size();
+      EXPECT_EQ(report.aged, 0U);
+      EXPECT_EQ(report.wanted, 0U);
+    }
+    if (priority) {
+      EXPECT_EQ(breaches, 0U);
+    } else {
+      EXPECT_GT(breaches, 0U);  // control: the same steps without priorities
+    }
+  }
+}
+
+TEST(SimulatedTraining, ItsTraceHasTheClassesAndMicroBatchesOfItsTable) {
+  std::vector<Exchange> exchanges;
+  const std::vector<Trace> traces = traces_of_walked(true, 2, &exchanges);
+  std::size_t named = 0;
+  for (const Exchange& exchange : exchanges) {
+    for (const TraceEvent& e : traces[1].events()) {
+      if (e.kind != TraceEvent::Kind::operation || e.name != exchange.name) continue;
+      EXPECT_EQ(name_of(e.traffic), name_of(exchange.traffic)) << e.name;
+      ++named;
+    }
+  }
+  EXPECT_EQ(named, 2U + 3 * Walked::kSteps);  // the plans of the step and of buckets; buckets and letters
+  for (const char* name : {"forward first, micro-batch 0", "forward first, micro-batch 1",
+                           "backward second, micro-batch 0", "backward second, micro-batch 1"}) {
+    EXPECT_EQ(std::ranges::count_if(traces[1].events(), [&](const TraceEvent& e) { return e.name == name; }),
+              Walked::kSteps)
+        << name;
   }
 }
 

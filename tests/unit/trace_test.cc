@@ -122,17 +122,42 @@ TEST(VerifyTrace, SeesALongOneBehindShortOnes) {
   EXPECT_EQ(verify_trace(trace).breaches.size(), 6u);
 }
 
-TEST(VerifyTrace, CountsAgedStartsAndForgivesThem) {
+TEST(VerifyTrace, CountsStartsThatWereNotHeldAndForgivesThem) {
   Trace trace;
   trace.add(operation(TrafficClass::blocking, 1us, 100us, true));
-  for (const bool aged : {true, true, false}) {
+  for (const Unheld why : {Unheld::aged, Unheld::wanted, Unheld::aged, Unheld::no}) {
     TraceEvent e = micro_op(TrafficClass::gradient, 2us, 50us, 60us);
-    e.aged = aged;
+    e.unheld = why;
     trace.add(e);
   }
   const TraceReport report = verify_trace(trace);
   EXPECT_EQ(report.aged, 2u);
+  EXPECT_EQ(report.wanted, 1u);
   EXPECT_EQ(report.breaches.size(), 1u);
+  const Trace* traces[] = {&trace};
+  const std::string json = chrome_trace(traces);
+  const auto count = [&json](const std::string& text) {
+    int found = 0;
+    for (std::size_t at = json.find(text); at != std::string::npos; at = json.find(text, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("\"aged\":true"), 2);
+  EXPECT_EQ(count("\"wanted\":true"), 1);
+}
+
+TEST(VerifyTrace, SaysThatEventsWereLeftOut) {
+  for (const std::size_t most : {std::size_t{2}, std::size_t{1}}) {
+    Trace trace(most);
+    trace.add(micro_op(TrafficClass::gradient, 1us, 10us, 30us));
+    trace.add(micro_op(TrafficClass::gradient, 1us, 20us, 30us));
+    const std::vector<std::string> breaches = verify_trace(trace).breaches;
+    if (most == 2) {
+      EXPECT_TRUE(breaches.empty());  // control: the whole trace is clean
+    } else {
+      EXPECT_EQ(breaches,
+                std::vector<std::string>{"the trace lacks 1 of the events: what they broke is not known"});
+    }
+  }
 }
 
 }  // namespace
