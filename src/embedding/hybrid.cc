@@ -133,6 +133,8 @@ std::vector<Exchange> HybridEmbedding::exchanges() const {
     const TensorName gradient{TensorName::Of::gradient, table.info().name};
     if (kind.exchange == TableExchange::prior) exchange.reads = exchange.writes = {gradient};
     if (kind.exchange == TableExchange::delayed) exchange.reads = {gradient};
+    if (kind.exchange == TableExchange::update)
+      exchange.writes = {{TensorName::Of::parameter, table.info().name}};
     out.push_back(std::move(exchange));
   }
   return out;

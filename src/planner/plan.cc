@@ -108,11 +108,8 @@ std::string group_text(const Plan& plan, const PlanRow& row) {
 }
 
 std::string text_of(const Plan& plan, Phase phase) {
-  const Table& table = phase == Phase::first    ? plan.tables.first
-                       : phase == Phase::steady ? plan.tables.steady
-                                                : plan.tables.settle;
   std::string out;
-  for (const Move& move : table.moves) {
+  for (const Move& move : plan.tables.of(phase).moves) {
     char line[160];
     const std::string_view verb = verb_of(move.kind);
     if (move.kind == Move::Kind::compute) {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,12 @@ namespace weft {
 struct TensorName {
   enum class Of : std::uint8_t { parameter, gradient, activation, other };
   Of of = Of::gradient;
-  std::string name;
+  std::string name;     // of a gradient: whose it is, a parameter or an activation
+  int micro_batch = 0;  // of an activation and its gradient
   friend bool operator==(const TensorName&, const TensorName&) = default;
 };
 
-// What may be started and awaited once in every step. Its place in the plan's list is the same in all tables
+// What is started and awaited once in every step. Its place in the plan's list is the same in all tables
 // of a rank.
 struct Exchange {
   enum class Kind : std::uint8_t { collective, send, receive };
@@ -44,6 +46,7 @@ struct Exchange {
   bool at_installation = false;  // started once, before the first step: it is only awaited
   double predicted_seconds = 0;  // of one that is announced, where it can be told: held traffic ages later
   std::vector<TensorName> reads, writes;
+  friend bool operator==(const Exchange&, const Exchange&) = default;
 };
 
 struct Move {
@@ -77,19 +80,24 @@ constexpr std::string_view name_of(Phase phase) {
 struct Table {
   Phase phase = Phase::first;
   std::vector<Move> moves;
-
   int micro_batches() const {
     int last = 0;
     for (const Move& move : moves) last = std::max(last, move.piece.micro_batch);
     return last + 1;
   }
+  friend bool operator==(const Table&, const Table&) = default;
 };
 
 struct Tables {
   std::vector<Exchange> exchanges;
+  std::map<std::uint64_t, std::vector<int>> groups;  // of the exchanges, by id: their members in the world
   Table first{.phase = Phase::first, .moves = {}};
   Table steady{.phase = Phase::steady, .moves = {}};
   Table settle{.phase = Phase::settle, .moves = {}};
+  const Table& of(Phase phase) const {
+    return phase == Phase::first ? first : phase == Phase::steady ? steady : settle;
+  }
+  friend bool operator==(const Tables&, const Tables&) = default;
 };
 
 }  // namespace weft

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <iterator>
 
-#include "step/verify.h"
 #include "weft/collective.h"
 
 namespace weft {
@@ -21,7 +20,7 @@ ModelShape checked(ModelShape shape) {
 Piece update_of(int block) { return {Work::update, block, 0, 0}; }
 
 // Tables that are verified say this of their own exchanges.
-constexpr const char* kNames[] = {"plan of the step", "tokens of the step", "verdict of the step"};
+constexpr const char* kNames[] = {"plan of the step", "verdict of the step", "tokens of the step"};
 
 }  // namespace
 
@@ -81,6 +80,7 @@ void Strategies::install() {
   for (const auto& s : strategies_) world_verdict_ |= s->has_shards() && !why_updates_wait_.empty();
   list_exchanges();
   compare();
+  tables(1);
 }
 
 // Each group for itself; in that of the world the ranks also tell each other who needs a verdict of all.
@@ -119,7 +119,7 @@ void Strategies::compare() {
 void Strategies::list_exchanges() {
   exchanges_.clear();
   owner_.clear();
-  for (int own = 0; own < kNumOwn; ++own) {
+  for (int own = 0; own < num_own(); ++own) {
     exchanges_.push_back({.name = kNames[own],
                           .traffic = TrafficClass::prior,
                           .group = world_.group_id(),
@@ -225,9 +225,16 @@ void Strategies::gate(Table& table) const {
 Tables Strategies::make_tables(int micro_batches) const {
   Tables out;
   out.exchanges = exchanges_;
+  const auto add_group = [&out](const Comm& group) {
+    std::vector<int>& members = out.groups[group.group_id()];
+    members.clear();
+    for (int r = 0; r < group.size(); ++r) members.push_back(group.world_rank(r));
+  };
+  add_group(world_);
+  for (const auto& strategy : strategies_) add_group(strategy->group());
   for (Table* table : {&out.first, &out.steady, &out.settle}) {
     Weaver weaver(table->phase, shape_, micro_batches, order_of(table->phase, micro_batches));
-    int base = kNumOwn;
+    int base = num_own();
     for (const auto& strategy : strategies_) {
       weaver.set_base(base);
       strategy->weave(weaver);
@@ -247,13 +254,25 @@ const Tables& Strategies::tables(int micro_batches) {
   const auto found = tables_.find(micro_batches);
   if (found != tables_.end()) return found->second;
   Tables made = make_tables(micro_batches);
-  const VerifiedRank mine{.tables = &made,
-                          .shape = &shape_,
-                          .micro_batches = micro_batches,
-                          .verdict = why_updates_wait_.empty() ? -1 : static_cast<int>(kVerdict)};
-  const std::vector<std::string> breaches = verify_alone(mine);
+  const std::vector<std::string> breaches = verify_alone(verified(made, micro_batches)).breaches;
   if (!breaches.empty()) refuse("the table does not hold: " + breaches.front());
   return tables_.emplace(micro_batches, std::move(made)).first->second;
+}
+
+VerifiedRank Strategies::verified(const Tables& tables, int micro_batches) const {
+  return {.tables = &tables,
+          .shape = &shape_,
+          .micro_batches = micro_batches,
+          .verdict = why_updates_wait_.empty() ? -1 : static_cast<int>(kVerdict)};
+}
+
+int verify_together(std::span<Strategies* const> ranks, int micro_batches) {
+  std::vector<VerifiedRank> all;
+  for (Strategies* rank : ranks) all.push_back(rank->verified(micro_batches));
+  const Verification found = verify(all);
+  if (!found.breaches.empty())
+    refuse("the tables of the ranks do not hold together: " + found.breaches.front());
+  return found.distinct;
 }
 
 const Table& Strategies::next_table(int micro_batches) {
@@ -318,9 +337,9 @@ void Strategies::announce(int exchange) {
 
 void Strategies::start(const Move& move, TensorSource& tensors) {
   if (move.inside) return;
-  if (move.exchange == kBatch) return start_batch(move.offset);
   if (move.exchange == kVerdict) return start_verdict();
-  const Place& place = owner_[static_cast<std::size_t>(move.exchange - kNumOwn)];
+  if (is_batch(move.exchange)) return start_batch(move.offset);
+  const Place& place = owner_[static_cast<std::size_t>(move.exchange - num_own())];
   at(place.strategy).start(place.local, move.offset, tensors);
   if (!announced_[static_cast<std::size_t>(move.exchange)]) return;
   announced_[static_cast<std::size_t>(move.exchange)] = false;
@@ -328,19 +347,12 @@ void Strategies::start(const Move& move, TensorSource& tensors) {
 }
 
 Ticket Strategies::ticket(const Move& wait) const {
-  switch (wait.exchange) {
-    case kPlan:
-      return comparison_;
-    case kBatch:
-      return batch_ticket_;
-    case kVerdict:
-      return verdict_ticket_;
-    default:
-      break;
-  }
+  if (wait.exchange == kPlan) return comparison_;
+  if (wait.exchange == kVerdict) return verdict_ticket_;
+  if (is_batch(wait.exchange)) return batch_ticket_;
   if (const auto group = group_comparisons_.find(wait.exchange); group != group_comparisons_.end())
     return group->second;
-  const Place& place = owner_[static_cast<std::size_t>(wait.exchange - kNumOwn)];
+  const Place& place = owner_[static_cast<std::size_t>(wait.exchange - num_own())];
   return at(place.strategy).ticket(place.local, wait.offset);
 }
 
@@ -348,8 +360,8 @@ void Strategies::waited(const Move& wait, Time since) {
   clock_.waited(since, engine_.now());
   if (wait.exchange == kPlan)
     world_verdict_ = std::ranges::any_of(*verdict_wishes_, [](std::int64_t wish) { return wish != 0; });
-  if (wait.exchange == kBatch) batch_agreed();
   if (wait.exchange == kVerdict) take_verdict();
+  if (is_batch(wait.exchange)) batch_agreed();
 }
 
 void Strategies::end(const Table& table) {

@@ -39,6 +39,7 @@
 #include "step/figures.h"
 #include "step/step_times.h"
 #include "step/strategy.h"
+#include "step/verify.h"
 
 namespace weft {
 
@@ -83,8 +84,9 @@ class Strategies {
   std::vector<PlanRow> rows() const;
   const std::string& why_updates_wait() const { return why_updates_wait_; }  // empty: they do not
 
-  // Made and verified when they are asked for first.
+  // Made and verified when they are asked for first. Throws UsageError where they do not hold.
   const Tables& tables(int micro_batches);
+  VerifiedRank verified(int micro_batches) { return verified(tables(micro_batches), micro_batches); }
   // The first one where nothing is under way, else the steady one.
   const Table& next_table(int micro_batches);
   // That is walked, or was walked last, as it was numbered.
@@ -137,13 +139,16 @@ class Strategies {
     int strategy = -1;
     int local = 0;
   };
-  enum Own : int { kPlan, kBatch, kVerdict, kNumOwn };  // exchanges of the list itself, and their slots
+  enum Own : int { kPlan, kVerdict, kBatch, kNumOwn };  // exchanges of the list itself, and their slots
 
   void take(std::unique_ptr<Strategy> strategy);
   template <class T>
   void hand_over(int parameter, std::span<const T> gradient);
+  int num_own() const { return options_.tokens ? kNumOwn : kBatch; }  // that are in the list
+  bool is_batch(int exchange) const { return options_.tokens && exchange == kBatch; }
   void list_exchanges();
   void compare();
+  VerifiedRank verified(const Tables& tables, int micro_batches) const;
   Tables make_tables(int micro_batches) const;
   std::vector<Piece> order_of(Phase phase, int micro_batches) const;
   void weave_own(Weaver& weaver) const;
@@ -192,5 +197,9 @@ class Strategies {
   std::optional<StepResult> result_;
   double norm_ = 0, scale_ = 1;
 };
+
+// The tables of all ranks of a world, in order, together. Gives how many distinct ones there are. Throws
+// UsageError where they do not hold.
+int verify_together(std::span<Strategies* const> ranks, int micro_batches);
 
 }  // namespace weft

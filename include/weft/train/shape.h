@@ -38,11 +38,13 @@ struct PartShape {
   std::vector<std::string> takes, gives;  // activations
   std::vector<int> parameters;            // that it uses: places in the model's list
   double flops_per_token = 0;             // of its forward pass; backward takes twice as many
+  friend bool operator==(const PartShape&, const PartShape&) = default;
 };
 
 struct BlockShape {
   std::string name;
   std::vector<PartShape> parts;
+  friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };
 
 struct ModelShape {
@@ -65,6 +67,7 @@ struct ModelShape {
   ModelShape trained(const std::vector<bool>& is_trained) const;
   // "forward layer.0.attention, micro-batch 1"
   std::string title(const Piece& piece, int micro_batches = 1) const;
+  friend bool operator==(const ModelShape&, const ModelShape&) = default;
 };
 
 // A model whose blocks follow one another, each of one part with parameters of its own.
