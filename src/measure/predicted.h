@@ -6,7 +6,7 @@
 #include "planner/plan.h"
 #include "weft/world.h"
 #include "workload/train_options.h"
-#include "workload/train_run.h"
+#include "weft/train/run.h"
 
 namespace weft {
 

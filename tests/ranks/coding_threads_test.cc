@@ -10,6 +10,7 @@
 
 #include "base/worker_pool.h"
 #include "collectives/sparse_allreduce/call.h"
+#include "engine/communication_thread.h"
 #include "transports/threads.h"
 #include "weft/engine.h"
 #include "weft/random.h"

@@ -546,10 +546,11 @@ TEST(Plans, RanksMayBelongToDifferentGroups) {
     std::array<std::vector<bool>, 4> committed;
     const auto texts = texts_of(4, [&](World& world) {
       const bool both = world.rank() >= 2;
-      const Comm pair = both ? world.subgroup({2, 3}, 1) : Comm();
-      Sums sums(world, {.skip_not_finite = true},
-                both ? chain_shape("two", {{"a", {{"a", {2}}}}, {"b", {{"b", {2}}}}})
-                     : chain_shape("one", {{"a", {{"a", {2}}}}}));
+      Comm pair;
+      if (both) pair = world.subgroup({2, 3}, 1);
+      std::vector<ChainBlock> blocks{{"a", {{"a", {2}}}}};
+      if (both) blocks.push_back({"b", {{"b", {2}}}});
+      Sums sums(world, {.skip_not_finite = true}, chain_shape("sums", blocks));
       const PlanRow row{.tensor = "a", .count = 2, .strategy = "sum", .divisor = 4, .scheme = "dense"};
       Exchange exchange;
       exchange.name = "sum";
@@ -577,7 +578,7 @@ TEST(Plans, RanksMayBelongToDifferentGroups) {
 // Gradients that are ready while letters are announced start when the letters are through. Nobody waits for
 // them in between, which would let them go.
 struct Announced final : Driver {
-  Announced(World& world, double predicted, bool twice)
+  Announced(World& world, double predicted)
       : strategies(world.engine(), world.comm(), shape(), {}) {
     DataParallelOptions o;
     o.scheme.name = "dense";
@@ -587,7 +588,7 @@ struct Announced final : Driver {
     strategies.add(
         std::make_unique<DataParallel>(world.engine(), world.comm(), parameters, o, &strategies.state()));
     strategies.add(std::make_unique<Letters>(world.engine(), world.comm(), strategies.next_slot(world.comm()),
-                                             predicted, twice));
+                                             predicted));
     strategies.install();
     walker = std::make_unique<Walker>(*this, strategies);
   }
@@ -595,8 +596,8 @@ struct Announced final : Driver {
     return chain_shape("toy", {{"first", {{"first", {1000}}}}, {"second", {{"second", {1000}}}}});
   }
   struct Letters final : Strategy {
-    Letters(Engine& e, const Comm& g, std::uint32_t s, double p, bool t)
-        : engine(e), comm(g), slot(s), predicted(p), twice(t) {}
+    Letters(Engine& e, const Comm& g, std::uint32_t s, double p)
+        : engine(e), comm(g), slot(s), predicted(p) {}
     std::string_view name() const override { return "letters"; }
     const Comm& group() const override { return comm; }
     std::uint32_t num_slots() const override { return 1; }
@@ -610,7 +611,7 @@ struct Announced final : Driver {
     }
     void weave(Weaver& weaver) const override {
       const Piece late{Work::backward, 1, 0, 0}, early{Work::backward, 0, 0, 0};
-      for (int i = 0; i < (twice ? 2 : 1); ++i) weaver.before(late, announce_of(0));
+      weaver.before(late, announce_of(0));
       weaver.before(early, start_of(0));
       weaver.before(early, wait_of(0, 0));
     }
@@ -627,7 +628,6 @@ struct Announced final : Driver {
     Comm comm;
     std::uint32_t slot, step = 0;
     double predicted;
-    bool twice;
     std::vector<double> value = std::vector<double>(1);
     Ticket ticket_;
   };
@@ -656,12 +656,12 @@ struct Announced final : Driver {
 };
 
 // What of "gradients of bucket 1" started while letters were announced, aged and not.
-TraceReport announced(double predicted, bool twice) {
+TraceReport announced(double predicted) {
   std::vector<Trace> traces;
   RunOptions options;
   options.traces = &traces;
   run_ranks(2, options, [&](World& world) {
-    Announced toy(world, predicted, twice);
+    Announced toy(world, predicted);
     for (int step = 0; step < 3; ++step) {
       toy.strategies.number_step(step);
       toy.strategies.batch_known({.tokens = 1});
@@ -678,12 +678,10 @@ TraceReport announced(double predicted, bool twice) {
 }
 
 TEST(Announcements, HoldGradientsForAsLongAsTheyPredict) {
-  for (const bool twice : {false, true}) {  // announced twice, started once: it is over all the same
-    const TraceReport report = announced(0.2, twice);
-    EXPECT_EQ(report.breaches, std::vector<std::string>{});
-    EXPECT_EQ(report.aged, 0U);
-  }
-  EXPECT_GT(announced(0, false).aged, 0U);  // control: nothing was predicted, so they aged after 50 ms
+  const TraceReport report = announced(0.2);
+  EXPECT_EQ(report.breaches, std::vector<std::string>{});
+  EXPECT_EQ(report.aged, 0U);
+  EXPECT_GT(announced(0).aged, 0U);  // control: nothing was predicted, so they aged after 50 ms
 }
 
 }  // namespace

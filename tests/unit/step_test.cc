@@ -340,8 +340,8 @@ struct Pair {
       t.groups = {{1, {0, 1}}, {7, {0, 1}}};
       t.exchanges = {transfer(r == 0, 4), {.name = "gradients", .group = 1, .slot = 1}, transfer(r == 1, 5)};
       t.exchanges[kGradients].reads = t.exchanges[kGradients].writes = {gradient("weight")};
-      (r == 0 ? t.exchanges[kForth].reads : t.exchanges[kForth].writes) = {activation("x")};
-      (r == 1 ? t.exchanges[kBack].reads : t.exchanges[kBack].writes) = {gradient("x")};
+      (r == 0 ? t.exchanges[kForth].reads : t.exchanges[kForth].writes).push_back(activation("x"));
+      (r == 1 ? t.exchanges[kBack].reads : t.exchanges[kBack].writes).push_back(gradient("x"));
       for (Table* table : {&t.first, &t.steady, &t.settle}) weave(*table, shape, r);
     }
   }
