@@ -1,6 +1,7 @@
 // A strategy for tests of the step: blocking traffic beside gradients.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace weft {
 // blocks of a model.
 class Courier final : public Strategy {
  public:
-  Courier(Engine& engine, const Comm& group, std::uint32_t slot)
-      : engine_(engine), group_(group), slot_(slot) {}
+  enum class Awaits : std::uint8_t { before_backward, at_the_end, never };
+  Courier(Engine& engine, const Comm& group, std::uint32_t slot, Awaits awaits = Awaits::before_backward)
+      : engine_(engine), group_(group), slot_(slot), awaits_(awaits) {}
   std::string_view name() const override { return "courier"; }
   const Comm& group() const override { return group_; }
   std::uint32_t num_slots() const override { return 1; }
@@ -30,7 +32,8 @@ class Courier final : public Strategy {
     const Piece backward{Work::backward, 1, 0, 0};
     weaver.before(backward, announce_of(0));
     weaver.after(backward, start_of(0));
-    weaver.before({Work::backward, 0, 0, 0}, wait_of(0, 0));
+    if (awaits_ == Awaits::before_backward) weaver.before({Work::backward, 0, 0, 0}, wait_of(0, 0));
+    if (awaits_ == Awaits::at_the_end && weaver.phase() != Phase::settle) weaver.at_end(wait_of(0, 0));
   }
   void start(int, int, TensorSource& tensors) override {
     const Dense data = tensors.tensor({TensorName::Of::other, "letters"});
@@ -47,6 +50,7 @@ class Courier final : public Strategy {
   Engine& engine_;
   Comm group_;
   std::uint32_t slot_, step_ = 0;
+  Awaits awaits_;
   Ticket ticket_;
 };
 

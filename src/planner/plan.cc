@@ -67,10 +67,11 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
                    const SimulationOptions& simulation) {
   EmulationOptions emulation = given;
   if (simulation.byte_scale == 1) emulation.windows = windows_of(outline, given);  // of both walks
-  const std::vector<EmulatedSteps> ranks = walk(outline, emulation, simulation);
-  SimulationOptions unlimited = simulation;
-  unlimited.link = {};
   Prediction out;
+  SimulationOptions limited = simulation, unlimited = simulation;
+  limited.distinct_tables = &out.distinct_tables;
+  unlimited.link = {};
+  const std::vector<EmulatedSteps> ranks = walk(outline, emulation, limited);
   out.step_seconds = step_of(ranks);
   out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
   out.compute_seconds = compute_seconds(outline);

@@ -21,18 +21,19 @@ struct Prediction {
   double compute_seconds = 0;     // of the model, by the outline
   double busiest_port_bytes = 0;  // of a step's gradients, that leave the busiest node: each rank, or those
                                   // that share a port
+  int distinct_tables = 0;        // of all ranks; they hold together (step/verify.h)
 };
 
 struct Plan {
   std::vector<PlanRow> rows;
   std::uint64_t world = 0;  // the group of all ranks
   ModelShape shape;
-  Tables tables;  // of a rank: all ranks have the same
+  Tables tables;  // of rank 0
   std::string why_updates_wait;
   Prediction prediction;
 };
 
-// Throws UsageError for what cannot be planned. `emulation`: scheme, buckets, clipping and the link by which
+// Throws UsageError for what cannot be planned, and where the tables of the ranks do not hold together. `emulation`: scheme, buckets, clipping and the link by which
 // algorithms are chosen; its steps are not used.
 Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
                const SimulationOptions& simulation);

@@ -282,7 +282,7 @@ void RankWalk::update(const Piece& piece) {
   if (verdict_ >= 0 && !waited_.contains({verdict_, last}))
     breach(title(piece) + " comes before the verdict");
   for (std::size_t p = 0; p < shape_.parameters.size(); ++p) {
-    if (users_[p].front().block != piece.block) continue;
+    if (users_[p].empty() || users_[p].front().block != piece.block) continue;
     ++updates_[p];
     check_free(title(piece), {TensorName::Of::parameter, shape_.parameters[p].name}, Use::writes, now());
     for (const int e : writers_[p]) {

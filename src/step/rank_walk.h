@@ -4,8 +4,8 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>

@@ -103,9 +103,11 @@ struct SimulationOptions {
   SimulatedCosts costs;
   Config config = {};
   std::vector<Trace>* traces = nullptr;  // one per rank, filled while they run
+  int* distinct_tables = nullptr;        // how many the ranks have, once they were verified
 };
 
-// A result for each rank. Throws UsageError and what the ranks' operations throw.
+// A result for each rank. The tables of all of them are verified together before they are walked. Throws
+// UsageError and what the ranks' operations throw.
 std::vector<EmulatedSteps> simulate_ranks(const Outline& outline, const EmulationOptions& options,
                                           const SimulationOptions& simulation);
 

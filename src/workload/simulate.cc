@@ -71,6 +71,7 @@ class SimulatedRank final : public Driver {
 
   // REQUIRES: lives until the task is done.
   static Task<void> run(Comm comm, SimulatedRank* me);
+  Strategies& strategies() { return strategies_.all; }
   EmulatedSteps take() {
     EmulatedSteps out = account_.take(job_.options.warmup);
     out.formula_bytes = formula_bytes(strategies_.parallel, engine_.world().size(), engine_.world().cost(),
@@ -286,6 +287,10 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
   }
   std::vector<EmulatedSteps> out;
   try {
+    std::vector<Strategies*> strategies;
+    for (const std::unique_ptr<SimulatedRank>& rank : all) strategies.push_back(&rank->strategies());
+    const int distinct = verify_together(strategies, 1);
+    if (simulation.distinct_tables != nullptr) *simulation.distinct_tables = distinct;
     ranks.run({.name = "training steps"}, [&all](Comm comm, int r) {
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());
     });

@@ -22,6 +22,7 @@
 #include "weft/random.h"
 #include "weft/trace.h"
 #include "weft/world.h"
+#include "world/sim_ranks.h"
 
 namespace weft {
 namespace {
@@ -97,7 +98,9 @@ class Toy final : public Driver {
       if (strategies.options().lookahead) strategies.batch_known({.tokens = rank_ + 1});
     }
     if (piece.work == Work::backward) {
-      EXPECT_EQ(strategies.tokens(), 10);  // 1 + 2 + 3 + 4
+      if (strategies.options().tokens) {
+        EXPECT_EQ(strategies.tokens(), 10);  // 1 + 2 + 3 + 4
+      }
       gradients_[name] = gradient(name, rank_, step_, bad_);
       strategies.gradient_ready(piece.block, std::span<const double>(gradients_[name]));
       if (piece.block == 0) {
@@ -246,6 +249,13 @@ TEST(TwoStrategies, EqualOneProcess) {
   }
 }
 
+// The list of exchanges has one less then: every strategy's are found all the same.
+TEST(TwoStrategies, EqualOneProcessWithoutTokens) {
+  const std::vector<Outcome> ranks = train({.tokens = false}, kSteps);
+  EXPECT_TRUE(Reference(0, kSteps) == ranks);
+  for (const Outcome& rank : ranks) EXPECT_TRUE(rank.losses.empty());
+}
+
 TEST(TwoStrategies, SlotsNeverMeet) {
   run_ranks(kRanks, [](World& world) {
     Toy toy(world, {.first_slot = 5}, {-1, -1}, true);  // with the question who used what
@@ -375,6 +385,77 @@ TEST(OneStep, WhatIsNotAnnouncedOrOwnedIsRefused) {
     EXPECT_THROW(all.install(), UsageError);  // nobody takes 'shared'
   });
   EXPECT_THROW(train({.clip_norm = -1}, 1), UsageError);
+}
+
+// A rank of two with an exchange of its own beside its gradients.
+struct WithCourier {
+  WithCourier(Engine& engine, Courier::Awaits awaits, std::uint32_t skipped_slots = 0)
+      : all(engine, engine.world(), chain_shape("two", {{"a", {{"p", {4}}}}, {"b", {{"q", {4}}}}}), {}) {
+    DataParallelOptions o;
+    o.scheme.name = "dense";
+    o.first_slot = all.next_slot(engine.world());
+    const std::vector<ParameterInfo> parameters{{"p", 4, 0}, {"q", 4, 1}};
+    all.add(std::make_unique<DataParallel>(engine, engine.world(), parameters, o, &all.state()));
+    all.add(std::make_unique<Courier>(engine, engine.world(), all.next_slot(engine.world()) + skipped_slots,
+                                      awaits));
+  }
+  Strategies all;
+};
+
+// Two ranks that install what they are told to, and train nothing.
+class InstalledPair {
+ public:
+  InstalledPair() : ranks_(options()) {}
+  ~InstalledPair() {
+    for (int r = 0; r < 2; ++r)
+      ranks_.engine(r).shut_down(std::make_exception_ptr(Error("nothing is trained")));
+  }
+  WithCourier& add(Courier::Awaits awaits, std::uint32_t skipped_slots = 0) {
+    Engine& engine = ranks_.engine(static_cast<int>(installed_.size()));
+    return *installed_.emplace_back(std::make_unique<WithCourier>(engine, awaits, skipped_slots));
+  }
+
+ private:
+  static SimRanksOptions options() {
+    SimRanksOptions out;
+    out.sim.link.ranks = 2;
+    return out;
+  }
+  SimRanks ranks_;
+  std::vector<std::unique_ptr<WithCourier>> installed_;
+};
+
+TEST(OneStep, ATableThatDoesNotHoldIsRefused) {
+  InstalledPair pair;
+  pair.add(Courier::Awaits::before_backward).all.install();
+  WithCourier& broken = pair.add(Courier::Awaits::never);
+  try {
+    broken.all.install();
+    ADD_FAILURE() << "it was installed";
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("nobody waits for 'letters'"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(broken.all.tables(2), UsageError);
+}
+
+TEST(OneStep, TablesOfAllRanksAreVerifiedTogether) {
+  const auto together = [](Courier::Awaits awaits, std::uint32_t skipped_slots) {
+    InstalledPair pair;
+    std::vector<Strategies*> ranks{&pair.add(Courier::Awaits::before_backward).all,
+                                   &pair.add(awaits, skipped_slots).all};
+    for (Strategies* rank : ranks) rank->install();
+    return verify_together(ranks, 1);
+  };
+  EXPECT_EQ(together(Courier::Awaits::before_backward, 0), 1);
+  EXPECT_EQ(together(Courier::Awaits::at_the_end, 0), 2);
+  try {
+    together(Courier::Awaits::before_backward, 1);
+    ADD_FAILURE() << "they hold together";
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 0, table 'first': 'letters' is no collective of rank 1"),
+              std::string::npos)
+        << e.what();
+  }
 }
 
 TEST(OneStep, RanksThatPlanAnotherStepAreNamed) {
