@@ -337,6 +337,8 @@ void DataParallel::require_between_steps(const char* what) const {
 
 void DataParallel::replan(const BucketOptions& buckets, std::span<const int> use) {
   require_between_steps("replan()");
+  if (own_registry_ == nullptr)
+    refuse("replan() of a strategy that shares its step: the tables of the step are of its first plan");
   std::vector<ParameterInfo> parameters(plan_.parameters().begin(), plan_.parameters().end());
   if (!use.empty() && use.size() != parameters.size()) refuse("replan: one place of use for each parameter");
   for (std::size_t p = 0; p < use.size(); ++p) parameters[p].use = use[p];

@@ -116,8 +116,9 @@ class DataParallel final : public Strategy {
   // Only what is not zero; of one parameter in no particular order.
   void for_each(const std::function<void(int parameter, std::int64_t index, float value)>& f) const;
 
-  // Between steps, on all ranks alike. Parameters keep their numbers; residuals go with them. `use`: a new
-  // place in the forward for each parameter, or empty.
+  // For use alone. Between steps, on all ranks alike. Parameters keep their numbers; residuals go with them.
+  // `use`: a new place in the forward for each parameter, or empty. Throws UsageError where a registry was
+  // given: tables of moves that others walk are of the plan.
   void replan(const BucketOptions& buckets, std::span<const int> use = {});
   void set_density(double density);  // for a warm-up
   // Of all that is in the registry, for use alone. load(): snapshots of all ranks of a job of any size, or

@@ -458,6 +458,31 @@ TEST(OneStep, TablesOfAllRanksAreVerifiedTogether) {
   }
 }
 
+// Tables are of the plan that was installed.
+TEST(OneStep, AStrategyThatSharesAStepIsNotPlannedAnew) {
+  run_ranks(kRanks, [](World& world) {
+    Toy toy(world, {}, {-1, -1});
+    const std::size_t before = toy.strategies.tables(1).exchanges.size();
+    try {
+      toy.shared->replan({.bucket_bytes = 8, .dense_below = 0});
+      ADD_FAILURE() << "planned anew";
+    } catch (const UsageError& e) {
+      EXPECT_NE(std::string(e.what()).find("shares its step"), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(toy.strategies.tables(1).exchanges.size(), before);
+    toy.run(2);
+    // Control: alone it may be.
+    DataParallelOptions options;
+    options.scheme.name = "dense";
+    options.first_slot = 500;
+    DataParallel alone(world.engine(), world.comm(), {{"a", 4, 0}, {"b", 4, 1}}, options);
+    const int buckets = alone.plan().num_buckets();
+    alone.replan({.bucket_bytes = 8, .dense_below = 0});
+    EXPECT_GT(alone.plan().num_buckets(), buckets);
+    for (const Ticket& ticket : alone.tickets()) ticket.wait();
+  });
+}
+
 TEST(OneStep, RanksThatPlanAnotherStepAreNamed) {
   std::mutex mutex;
   std::vector<std::string> texts;
