@@ -36,6 +36,10 @@ BucketPlan::BucketPlan(std::vector<ParameterInfo> parameters, const BucketOption
       throw UsageError("buckets: parameter '" + p.name + "' of " + std::to_string(p.count) +
                        " elements has no " + std::to_string(p.rows) + " rows");
     }
+    std::string why = trouble_with(p.part());
+    if (why.empty() && p.part().num_elements() != p.count)
+      why = text_of(p.shard) + " is not of its " + std::to_string(p.count) + " elements";
+    if (!why.empty()) throw UsageError("buckets: parameter '" + p.name + "': " + why);
   }
   std::iota(names_in_order_.begin(), names_in_order_.end(), 0);
   std::vector<int> order = names_in_order_;
@@ -94,7 +98,7 @@ std::uint64_t BucketPlan::hash() const {
       const ParameterInfo& p = parameter(piece.parameter);
       hash = mix_in(hash, static_cast<std::uint64_t>(p.count));
       hash = mix_in(hash, static_cast<std::uint64_t>(p.rows));
-      for (const char c : p.name) hash = mix_in(hash, static_cast<unsigned char>(c));
+      for (const char c : name_of_part(p.name, p.part())) hash = mix_in(hash, static_cast<unsigned char>(c));
     }
   }
   return hash;

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "state/shard.h"
 #include "weft/train/scheme_options.h"
 
 namespace weft {
@@ -26,6 +27,10 @@ struct ParameterInfo {
   std::int64_t count = 0;  // float32 elements
   int use = 0;             // place in the next forward; equal ones keep the order of the list
   std::int64_t rows = 0;   // of a matrix, row-major, rows x count / rows; 0: a vector. For low rank only
+  // The part of a tensor that its ranks hold, of `count` elements; without a shape: a vector of its own.
+  // Groups that hold other parts give the parameter the same name.
+  Shard shard = {};
+  Shard part() const { return shard.shape.empty() ? Shard::whole({count}) : shard; }
 };
 
 // A parameter inside its bucket: elements [first, first + count of the parameter).
@@ -44,7 +49,7 @@ class BucketPlan {
  public:
   BucketPlan() = default;
   // Throws UsageError for a name that is empty or there twice, a negative count, rows that do not divide it,
-  // a bucket_bytes below 4.
+  // a shard of another count, a bucket_bytes below 4.
   BucketPlan(std::vector<ParameterInfo> parameters, const BucketOptions& options);
 
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
@@ -57,7 +62,7 @@ class BucketPlan {
   std::int64_t first_of(int parameter) const { return places_[static_cast<std::size_t>(parameter)].first; }
   int find(const std::string& name) const;  // -1: there is none
   std::int64_t sparse_count() const;        // elements in buckets that are not dense
-  std::uint64_t hash() const;               // of names, counts, rows and buckets
+  std::uint64_t hash() const;               // of names, counts, rows, shards and buckets
 
  private:
   struct Place {

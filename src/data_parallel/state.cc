@@ -72,7 +72,8 @@ std::string bucket_name(const BucketPlan& plan, int bucket) {
   for (const BucketPiece& piece : pieces) {
     const ParameterInfo& info = plan.parameter(piece.parameter);
     hash = mix(hash ^ static_cast<std::uint64_t>(info.count));
-    for (const char c : info.name) hash = mix(hash ^ static_cast<unsigned char>(c));
+    for (const char c : name_of_part(info.name, info.part()))
+      hash = mix(hash ^ static_cast<unsigned char>(c));
   }
   std::array<char, 16> digits{};
   const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), hash, 16).ptr;
@@ -192,7 +193,7 @@ LiveRow ParameterState::part_row(const char* kind, int parameter, LargeVector<fl
   out.row = {.key = {options_.owner, kind, info.name},
              .dtype = DType::float32,
              .rule = LayoutRule::sum,
-             .shard = Shard::whole({info.count}),
+             .shard = info.part(),
              .peers = options_.peers};
   out.read = [this, parameter, &all](auto&) { return std::as_bytes(part_of(all, plan_, parameter)); };
   out.write = [this, parameter, &all](std::span<const std::byte> values) {
@@ -207,8 +208,9 @@ LiveRow ParameterState::part_row(const char* kind, int parameter, LargeVector<fl
 
 LiveRow ParameterState::scale_row(int parameter) {
   double& scale = scales_[static_cast<std::size_t>(parameter)];
+  const ParameterInfo& info = plan_.parameter(parameter);
   LiveRow out;
-  out.row = {.key = {options_.owner, "scale", plan_.parameter(parameter).name},
+  out.row = {.key = {options_.owner, "scale", name_of_part(info.name, info.part())},
              .dtype = DType::float64,
              .rule = LayoutRule::same,
              .shard = Shard::whole({1}),
@@ -217,7 +219,7 @@ LiveRow ParameterState::scale_row(int parameter) {
   out.write = [&scale](std::span<const std::byte> values) {
     scale = values.empty() ? kUnmeasured : as<double>(values)[0];
   };
-  out.takes = [name = plan_.parameter(parameter).name](const Shard&, std::span<const std::byte> values) {
+  out.takes = [name = info.name](const Shard&, std::span<const std::byte> values) {
     const std::span<const double> told = as<double>(values);
     if (told.size() != 1 || (told[0] < 0 && told[0] != kUnmeasured))
       throw UsageError("the scale of '" + name + "' is negative, or not one");
@@ -234,7 +236,7 @@ LiveRow ParameterState::factor_row(int parameter) {
   const std::int64_t length = info.count / info.rows;
   const std::int64_t columns = length == 0 ? 0 : static_cast<std::int64_t>(factor.columns.size()) / length;
   LiveRow out;
-  out.row = {.key = {options_.owner, "factor", info.name},
+  out.row = {.key = {options_.owner, "factor", name_of_part(info.name, info.part())},
              .dtype = DType::float32,
              .rule = LayoutRule::same,
              .shard = Shard::whole({columns, length}),

@@ -9,6 +9,9 @@
 //              restart  of each bucket: controllers of its algorithm. They go along where a bucket holds the
 //                       same parameters, else they start anew
 //
+// Of a parameter of which its ranks hold a part (ParameterInfo::shard), residual and velocity are of that part
+// of the tensor and move with it; all else goes along where the part is the same.
+//
 // Another plan moves every parameter's residual to its new place and never zeroes one.
 //
 // Thread: one at a time.
@@ -32,7 +35,7 @@
 namespace weft {
 
 // What the rows of a bucket's controllers are called: by its first and last parameter, and a hash of all of
-// them and their lengths.
+// them, their lengths and parts.
 std::string bucket_name(const BucketPlan& plan, int bucket);
 
 class ParameterState {

@@ -46,12 +46,12 @@ std::vector<std::size_t> distinct(const StateSource& source, std::span<const std
   return out;
 }
 
-// The values of the wanted shard; empty: zeros. Every element must come from exactly one box.
-std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
-                            std::span<const std::size_t> saved) {
+// Those of `saved`, boxes that differ, in which the wanted shard has elements. Every element must come from
+// exactly one of them.
+std::vector<std::size_t> needed_for(const StateRow& wanted, const StateSource& source,
+                                    std::span<const std::size_t> saved) {
   std::vector<std::size_t> needed;
   std::int64_t filled = 0;
-  bool zeros = true;
   for (const std::size_t i : saved) {
     const Shard& box = source.rows()[i].row.shard;
     const std::int64_t common = common_elements(box, wanted.shard);
@@ -63,7 +63,6 @@ std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
       }
     }
     filled += common;
-    zeros = zeros && source.rows()[i].zeros;
     needed.push_back(i);
   }
   if (filled != wanted.shard.num_elements()) {
@@ -71,48 +70,80 @@ std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
                        number(wanted.shard.num_elements()) + " elements of " + describe(wanted.key) + " (" +
                        text_of(wanted.shard) + ") are missing");
   }
-  std::vector<std::byte> out;
-  if (zeros) return out;
-  out.resize(wanted.num_bytes());
-  const auto width = static_cast<std::int64_t>(size_of(wanted.dtype));
-  for (const std::size_t i : needed) {
-    if (source.rows()[i].zeros) continue;
-    const auto copy = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
-      source.read(i, static_cast<std::size_t>(from * width),
-                  std::span(out).subspan(static_cast<std::size_t>(to * width),
-                                         static_cast<std::size_t>(count * width)));
-    };
-    for_each_run(source.rows()[i].row.shard, wanted.shard, copy);
-  }
-  return out;
+  return needed;
 }
 
 template <class T>
-void add(std::vector<std::byte>& into, const std::vector<std::byte>& more) {
+void add(std::span<std::byte> into, std::span<const std::byte> more) {
   T* const sums = reinterpret_cast<T*>(into.data());
   const T* const summands = reinterpret_cast<const T*>(more.data());
   for (std::size_t i = 0; i < into.size() / sizeof(T); ++i) sums[i] += summands[i];
 }
 
-// The first summand is copied, not added to zeros: its bits stay.
+// What row `i` has of the wanted shard goes into `out` (empty: zeros), in place of what is there or on top.
+void take(const StateRow& wanted, const StateSource& source, std::size_t i, bool on_top,
+          std::vector<std::byte>& out) {
+  if (source.rows()[i].zeros) return;
+  out.resize(wanted.num_bytes());
+  const std::size_t width = size_of(wanted.dtype);
+  std::vector<std::byte> summands;
+  const auto run = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+    const std::span<std::byte> place =
+        std::span(out).subspan(static_cast<std::size_t>(to) * width, static_cast<std::size_t>(count) * width);
+    if (!on_top) return source.read(i, static_cast<std::size_t>(from) * width, place);
+    summands.resize(place.size());
+    source.read(i, static_cast<std::size_t>(from) * width, summands);
+    wanted.dtype == DType::float32 ? add<float>(place, summands) : add<double>(place, summands);
+  };
+  for_each_run(source.rows()[i].row.shard, wanted.shard, run);
+}
+
+// The values of the wanted shard; empty: zeros.
+std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
+                            std::span<const std::size_t> saved) {
+  std::vector<std::byte> out;
+  for (const std::size_t i : needed_for(wanted, source, distinct(source, saved)))
+    take(wanted, source, i, false, out);
+  return out;
+}
+
+// The row of peer `r` of the group that held the box of row `one`.
+std::size_t summand_of(int r, const StateRow& wanted, const StateSource& source,
+                       std::span<const std::size_t> saved, std::size_t one) {
+  const StateRow& box = source.rows()[one].row;
+  std::optional<std::size_t> found;
+  for (const std::size_t i : saved) {
+    const StateRow& row = source.rows()[i].row;
+    if (!(row.shard == box.shard)) continue;
+    if (row.peers.size != box.peers.size) {
+      refuse(source, describe(wanted.key) + " is of " + number(row.peers.size) + " and of " +
+                         number(box.peers.size) + " ranks");
+    }
+    if (row.peers.rank != r) continue;
+    if (found) {
+      refuse(source, describe(wanted.key) + " (" + text_of(box.shard) + ") of rank " + number(r) + " of " +
+                         number(box.peers.size) + " is there twice");
+    }
+    found = i;
+  }
+  if (!found) {
+    refuse(source,
+           describe(wanted.key) + " of rank " + number(r) + " of " + number(box.peers.size) + " is missing");
+  }
+  return *found;
+}
+
+// Box by box, of as many peers as its group had. The first summand is copied, not added to zeros: its bits
+// stay.
 std::vector<std::byte> merge(const StateRow& wanted, const StateSource& source,
                              std::span<const std::size_t> saved) {
-  const int before = source.rows()[saved[0]].row.peers.size;
   std::vector<std::byte> sum;
-  for (int r = wanted.peers.rank; r < before; r += wanted.peers.size) {
-    std::vector<std::size_t> of_peer;
-    for (const std::size_t i : saved) {
-      if (source.rows()[i].row.peers.rank == r) of_peer.push_back(i);
-    }
-    if (of_peer.empty() && wanted.shard.num_elements() > 0) {
-      refuse(source,
-             describe(wanted.key) + " of rank " + number(r) + " of " + number(before) + " is missing");
-    }
-    std::vector<std::byte> summand = fill(wanted, source, of_peer);
-    if (sum.empty()) {
-      sum = std::move(summand);
-    } else if (!summand.empty()) {
-      wanted.dtype == DType::float32 ? add<float>(sum, summand) : add<double>(sum, summand);
+  for (const std::size_t one : needed_for(wanted, source, distinct(source, saved))) {
+    bool on_top = false;
+    for (int r = wanted.peers.rank; r < source.rows()[one].row.peers.size; r += wanted.peers.size) {
+      const std::size_t i = summand_of(r, wanted, source, saved, one);
+      take(wanted, source, i, on_top, sum);
+      on_top = on_top || !source.rows()[i].zeros;
     }
   }
   return sum;
@@ -135,16 +166,12 @@ Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<cons
     const StateRow& row = source.rows()[i].row;
     check_type(wanted, row, source);
     if (cut) check_shape(wanted, row, source);
-    if (wanted.rule == LayoutRule::sum && row.peers.size != source.rows()[saved[0]].row.peers.size) {
-      refuse(source, describe(wanted.key) + " is of " + number(row.peers.size) + " and of " +
-                         number(source.rows()[saved[0]].row.peers.size) + " ranks");
-    }
   }
   switch (wanted.rule) {
     case LayoutRule::sum:
       return {.any = true, .shard = wanted.shard, .bytes = merge(wanted, source, saved)};
     case LayoutRule::moves:
-      return {.any = true, .shard = wanted.shard, .bytes = fill(wanted, source, distinct(source, saved))};
+      return {.any = true, .shard = wanted.shard, .bytes = fill(wanted, source, saved)};
     case LayoutRule::same:
       return copy_of(source, saved[0]);
     case LayoutRule::restart:

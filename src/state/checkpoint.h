@@ -11,8 +11,8 @@
 //   Step 2  every rank: write_shards(). Shards are stored by who holds them, what several ranks hold by one
 //           of them, so that sizes balance; sums and restarts (state/rows.h) by each
 //   Step 3  rank 0: commit_checkpoint(), only if no rank failed in step 2. It reads the heads of all files
-//           and commits only a whole: no range is missing or there twice, ranks agree on what is the same on
-//           all
+//           and commits only a whole: no range is missing or there twice, ranks agree on what several of
+//           them have
 // The folder gets its name, and `latest` its line, by a rename after everything is on the disk: a crash, a
 // kill or a full disk at any moment leaves the checkpoints before it and `latest` as they were.
 //

@@ -100,8 +100,7 @@ std::vector<bool> dealt_out(std::span<const LiveRow> rows) {
   std::vector<bool> mine(rows.size(), true);
   std::vector<std::size_t> shared;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const bool one_is_enough = rows[i].row.rule == LayoutRule::same || rows[i].row.rule == LayoutRule::moves;
-    if (one_is_enough && rows[i].row.peers.size > 1) shared.push_back(i);
+    if (one_is_enough(rows[i].row.rule) && rows[i].row.peers.size > 1) shared.push_back(i);
   }
   std::sort(shared.begin(), shared.end(), [&](std::size_t a, std::size_t b) {
     const std::size_t bytes = rows[a].row.num_bytes(), other = rows[b].row.num_bytes();
@@ -136,30 +135,35 @@ class Whole {
     const bool cut = first.rule == LayoutRule::sum || first.rule == LayoutRule::moves;
     for (const Told& t : all) {
       const StateRow& row = t.line->row;
-      if (row.rule != first.rule || row.dtype != first.dtype ||
-          (cut && row.shard.shape != first.shard.shape) ||
-          (first.rule == LayoutRule::sum && row.peers.size != first.peers.size)) {
-        disagrees(t, all[0]);
-      }
+      if (row.rule != first.rule || row.dtype != first.dtype) differs(t, all[0], " (its type)");
+      if (cut && row.shard.shape != first.shard.shape) differs(t, all[0], " (its shape)");
     }
-    if (first.rule == LayoutRule::moves) check_ranges(all);
-    if (first.rule == LayoutRule::sum) check_summands(all);
-    if (first.rule == LayoutRule::same) check_same(all);
+    if (first.rule == LayoutRule::same) check_replicas(all);
     if (first.rule == LayoutRule::restart) check_peers(all);
+    if (!cut) return;
+    // Ranks that hold the same part of a tensor are the peers of one group.
+    std::map<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>, std::vector<Told>> boxes;
+    for (const Told& t : all) boxes[{t.line->row.shard.first, t.line->row.shard.extent}].push_back(t);
+    std::vector<Told> one_of_each;
+    for (const auto& [box, told] : boxes) {
+      first.rule == LayoutRule::moves ? check_replicas(told) : check_summands(told);
+      one_of_each.push_back(told[0]);
+    }
+    check_ranges(one_of_each);
   }
 
  private:
-  std::string file_of(const Told& t) const {
-    return (folder_ / shards_name(static_cast<int>(t.rank), static_cast<int>(ranks_))).string();
+  std::string name_of(const Told& t) const {
+    return shards_name(static_cast<int>(t.rank), static_cast<int>(ranks_));
   }
-  [[noreturn]] void disagrees(const Told& t, const Told& other) const {
+  std::string file_of(const Told& t) const { return (folder_ / name_of(t)).string(); }
+  [[noreturn]] void differs(const Told& t, const Told& other, const char* what = "") const {
     const StateRow& row = t.line->row;
     fail(file_of(t),
-         "it differs from " + shards_name(static_cast<int>(other.rank), static_cast<int>(ranks_)) + " in " +
-             describe(row.key) + ", of " + row.key.owner +
-             (row.rule == LayoutRule::moves
-                  ? ""
-                  : ": the ranks disagree, or groups that hold different state have strategies of one name"));
+         "it differs from " + name_of(other) + " in " + describe(row.key) + ", of " + row.key.owner + what +
+             (row.rule == LayoutRule::same
+                  ? ": the ranks disagree, or groups that hold different state have strategies of one name"
+                  : ""));
   }
 
   void check_ranges(const std::vector<Told>& all) const {
@@ -170,9 +174,9 @@ class Whole {
       covered += mine.num_elements();
       for (std::size_t j = 0; j < i; ++j) {
         const Shard& other = all[j].line->row.shard;
-        if (common_elements(mine, other) == 0 && !(mine == other)) continue;
+        if (common_elements(mine, other) == 0) continue;
         fail(file_of(all[i]), describe(first.key) + ", " + text_of(mine) + ", overlaps " + text_of(other) +
-                                  " in " + fs::path(file_of(all[j])).filename().string());
+                                  " in " + name_of(all[j]));
       }
     }
     const std::int64_t wanted = first.shard.tensor_elements();
@@ -181,33 +185,57 @@ class Whole {
                                  " elements of " + describe(first.key) + " are in no file");
     }
   }
-  void check_summands(const std::vector<Told>& all) const {
-    const StateRow& first = all[0].line->row;
-    std::map<int, std::vector<Told>> of_peer;
-    for (const Told& t : all) of_peer[t.line->row.peers.rank].push_back(t);
-    for (int r = 0; r < first.peers.size; ++r) {
-      if (!of_peer.contains(r)) {
-        fail(folder_.string(), describe(first.key) + " of rank " + std::to_string(r) + " of " +
-                                   std::to_string(first.peers.size) + " is in no file");
-      }
-      check_ranges(of_peer[r]);
+  // Of a part that several hold: what most of them have is right, and one of them stores it.
+  void check_replicas(const std::vector<Told>& all) const {
+    const auto are_equal = [](const Told& a, const Told& b) {
+      return a.line->row.shard == b.line->row.shard && a.line->checksums == b.line->checksums;
+    };
+    const auto votes = [&](const Told& t) {
+      return std::count_if(all.begin(), all.end(), [&](const Told& o) { return are_equal(o, t); });
+    };
+    const Told* most = &all[0];
+    if (votes(all[0]) != static_cast<std::ptrdiff_t>(all.size())) {
+      for (const Told& t : all) most = votes(t) > votes(*most) ? &t : most;
     }
-  }
-  void check_same(const std::vector<Told>& all) const {
-    bool stored = false;
+    const Told* stored = nullptr;
     for (const Told& t : all) {
-      stored = stored || t.line->held == RowLine::Held::here;
-      if (t.line->row.shard != all[0].line->row.shard || t.line->checksums != all[0].line->checksums)
-        disagrees(t, all[0]);
+      if (!are_equal(t, *most)) differs(t, *most);
+      if (t.line->held == RowLine::Held::told) continue;
+      if (stored != nullptr && t.line->row.rule == LayoutRule::moves) is_twice(t, *stored);
+      stored = &t;
     }
-    if (!stored) fail(folder_.string(), describe(all[0].line->row.key) + " is in no file");
+    if (stored == nullptr)
+      fail(folder_.string(),
+           name_of_part(describe(all[0].line->row.key), all[0].line->row.shard) + " is in no file");
+  }
+  void check_summands(const std::vector<Told>& all) const {
+    const int peers = all[0].line->row.peers.size;
+    std::map<int, const Told*> of_peer;
+    for (const Told& t : all) {
+      const StateRow& row = t.line->row;
+      if (row.peers.size != peers) differs(t, all[0], " (the number of its peers)");
+      const auto [found, fresh] = of_peer.emplace(row.peers.rank, &t);
+      if (!fresh) is_twice(t, *found->second);
+    }
+    int missing = 0;
+    while (of_peer.contains(missing)) ++missing;
+    if (missing == peers) return;
+    fail(folder_.string(), describe(all[0].line->row.key) + " of rank " + std::to_string(missing) + " of " +
+                               std::to_string(peers) + " is in no file");
   }
   void check_peers(const std::vector<Told>& all) const {
     for (std::size_t i = 0; i < all.size(); ++i) {
       for (std::size_t j = 0; j < i; ++j) {
-        if (all[i].line->row.peers == all[j].line->row.peers) disagrees(all[i], all[j]);
+        if (all[i].line->row.peers == all[j].line->row.peers) is_twice(all[i], all[j]);
       }
     }
+  }
+  [[noreturn]] void is_twice(const Told& t, const Told& other) const {
+    const StateRow& row = t.line->row;
+    fail(file_of(t), name_of_part(describe(row.key), row.shard) + " is there for rank " +
+                         std::to_string(row.peers.rank) + " of " + std::to_string(row.peers.size) +
+                         " as in " + name_of(other) +
+                         ": each group has a name, or a part of the tensor, of its own");
   }
 
   const fs::path& folder_;
@@ -241,7 +269,6 @@ void write_shards_file(const fs::path& path, const CheckpointInfo& info, std::sp
   std::string lines;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const StateRow& row = rows[i].row;
-    if (!mine[i] && row.rule == LayoutRule::moves) continue;
     scratch.emplace_back();
     std::span<const std::byte> values;
     try {

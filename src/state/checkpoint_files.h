@@ -69,7 +69,8 @@ void write_index(const std::filesystem::path& path, const CheckpointIndex& index
 CheckpointIndex read_index(const std::filesystem::path& path, std::int64_t step);
 
 // Throws UsageError unless the rows of all files (one list a rank) are a whole: no range of a tensor is
-// missing or there twice, of sums every peer's is there, and what is the same on all ranks has one value.
+// missing or there twice, of sums every peer's is there, and what several ranks have has one value. Where it
+// has not, the sentence names a rank that differs from most.
 void check_whole(const std::filesystem::path& folder, const std::vector<std::vector<RowLine>>& rows_of_rank);
 
 }  // namespace weft

@@ -102,7 +102,7 @@ RowLine parse(std::string_view text, const std::string& where) {
       out.held == RowLine::Held::zeros ? 0 : (out.row.num_bytes() + kPieceBytes - 1) / kPieceBytes;
   const bool fits = out.checksums.size() == kDigits * pieces &&
                     (out.held != RowLine::Held::zeros || out.row.rule == LayoutRule::sum) &&
-                    (out.held != RowLine::Held::told || out.row.rule == LayoutRule::same);
+                    (out.held != RowLine::Held::told || one_is_enough(out.row.rule));
   if (!fits) fields.wrong();
   return out;
 }
@@ -142,8 +142,7 @@ std::vector<RowLine> lines_of(std::string_view text, const std::string& where) {
 }
 
 std::string tensor_name(const StateRow& row) {
-  std::string out = row.key.owner + "/" + row.key.kind + "/" + row.key.name;
-  return row.shard.is_whole() ? out : out + " " + text_of(row.shard);
+  return name_of_part(row.key.owner + "/" + row.key.kind + "/" + row.key.name, row.shard);
 }
 
 }  // namespace weft

@@ -2,8 +2,8 @@
 //
 //   <held> <rule> <dtype> <peer>/<peers> <shape> <first> <extent> <owner> <kind> <checksums> <name>
 //
-// held: `here` (a tensor of the file), `zeros` (nothing is stored), `told` (another rank's file has it; of
-// the rule same). Lists are numbers with commas between them, or "-". Checksums: CRC32C, 8 hexadecimal digits
+// held: `here` (a tensor of the file), `zeros` (nothing is stored), `told` (another peer's file has it; of
+// the rules same and moves). Lists are numbers with commas between them, or "-". Checksums: CRC32C, 8 hexadecimal digits
 // for each piece of kPieceBytes of the value. The name is the rest of the line.
 #pragma once
 

@@ -121,7 +121,8 @@ SnapshotSource::SnapshotSource(std::span<const StateSnapshot> snapshots, int ran
     }
     in_order[static_cast<std::size_t>(s.rank)] = &s;
   }
-  std::map<StateKey, std::pair<const StateValue*, int>> first_of;  // of what is the same on all ranks
+  // Of what several ranks may have: by key, and by the part of a tensor that they hold.
+  std::map<std::pair<StateKey, std::string>, std::pair<const StateValue*, int>> first_of;
   for (const StateSnapshot* s : in_order) {
     RowsOfRank mine;
     for (const StateValue& v : s->rows) {
@@ -134,8 +135,9 @@ SnapshotSource::SnapshotSource(std::span<const StateSnapshot> snapshots, int ran
       }
       rows_.push_back({v.row, v.bytes.empty()});
       values_.push_back(&v);
-      if (v.row.rule != LayoutRule::same) continue;
-      const auto [found, fresh] = first_of.try_emplace(v.row.key, &v, s->rank);
+      if (!one_is_enough(v.row.rule)) continue;
+      const std::string part = v.row.rule == LayoutRule::moves ? text_of(v.row.shard) : "";
+      const auto [found, fresh] = first_of.try_emplace({v.row.key, part}, &v, s->rank);
       const StateValue& other = *found->second.first;
       if (fresh ||
           (v.row.shard == other.row.shard && v.row.dtype == other.row.dtype && v.bytes == other.bytes))

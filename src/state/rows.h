@@ -8,12 +8,14 @@
 //            r's goes to new peer r mod M. Where several meet they are added in the row's type in the order
 //            of their ranks: the sum over peers is conserved up to one rounding for each that was merged, and
 //            exactly where the values sum exactly; with M >= N nothing is added and nothing rounds
-//   same     the same bits on all peers (factors, scales, counters); whoever comes gets them
+//   same     the same bits on all peers (factors, scales, counters); whoever comes gets them. Groups that hold
+//            other parts of a tensor have one each, by the name of the part (name_of_part() in shard.h)
 //   restart  holds for this peer of this many only (thresholds, quotas of teams); else it starts anew
 //   moves    belongs to its place in the tensor (parameters, moments): every value goes to whoever holds that
 //            place in the new layout
 //
-// Peers are the ranks of the group that the rule is about: those of data parallelism, say.
+// Peers are the ranks of the group that the rule is about: those of data parallelism, say. They hold the same
+// part of a tensor, so that groups are told apart by what they hold.
 #pragma once
 
 #include <compare>
@@ -33,6 +35,10 @@ namespace weft {
 enum class LayoutRule : std::uint8_t { sum, same, restart, moves };
 std::string_view name_of(LayoutRule rule);
 LayoutRule layout_rule_of(std::string_view name);  // throws UsageError that lists them
+// Whether all peers have the same: one of them stores it.
+constexpr bool one_is_enough(LayoutRule rule) {
+  return rule == LayoutRule::same || rule == LayoutRule::moves;
+}
 
 struct StateKey {
   std::string owner;  // owner and kind: letters, digits, '_', '-' and '.'
@@ -128,7 +134,7 @@ Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<cons
 
 // Snapshots of all ranks of a job, in any order, or the one of rank `rank` of `size` for itself. Throws
 // UsageError for others: some are missing, a rank is there twice, ranks disagree about what is the same on
-// all of them.
+// all of them, or about a part of a tensor that several hold.
 class SnapshotSource final : public StateSource {
  public:
   SnapshotSource(std::span<const StateSnapshot> snapshots, int rank, int size);  // they outlive it

@@ -118,4 +118,8 @@ std::string text_of(const Shard& s) {
   return out + "] of " + joined(s.shape);
 }
 
+std::string name_of_part(const std::string& name, const Shard& shard) {
+  return shard.is_whole() ? name : name + " " + text_of(shard);
+}
+
 }  // namespace weft

@@ -45,5 +45,7 @@ void for_each_run(const Shard& from, const Shard& to,
 
 // "[4,3]", or "[0:4,2:3] of [4,3]".
 std::string text_of(const Shard& shard);
+// Of a part of the tensor `name`: with its box behind, where it is not all of it.
+std::string name_of_part(const std::string& name, const Shard& shard);
 
 }  // namespace weft

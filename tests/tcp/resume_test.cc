@@ -39,8 +39,8 @@ class Toy final : public Driver {
                     chain_shape("toy", {{"first", {{"shared", {kShared}}}}, {"second", {{"half", {kHalf}}}}}),
                     StepOptions{.skip_not_finite = true, .updates_wait = {}}),
         walker_(*this, strategies_) {
-    add(world, "shared", "spardl", kShared, 0);
-    add(half_, "half", "topka", kHalf, 1, "_" + std::to_string(rank_ / 2));
+    add(world, "shared", "spardl", {"shared", kShared, 0});
+    add(half_, "half", "topka", {.name = "half", .count = kHalf, .use = 1, .shard = my_half()});
     strategies_.install();
     values_ = {{"shared", std::vector<float>(kShared, 1)}, {"half", std::vector<float>(kHalf, 2)}};
     strategies_.state().add(
@@ -90,15 +90,15 @@ class Toy final : public Driver {
   }
 
  private:
-  void add(const Comm& group, const char* name, const char* scheme, std::int64_t count, int use,
-           const std::string& shard = "") {
+  Shard my_half() const { return Shard::range({2, kHalf}, 0, rank_ / 2, 1); }
+  void add(const Comm& group, const char* name, const char* scheme, const ParameterInfo& parameter) {
     DataParallelOptions options;
     options.scheme.name = scheme;
     options.scheme.density = 0.02;
-    options.name = name + shard;  // groups that hold other shards have state of their own
+    options.name = name;
     options.scheme.buckets.dense_below = 0;
     options.first_slot = strategies_.next_slot(group);
-    const std::vector<ParameterInfo> parameters{{name, count, use}};
+    const std::vector<ParameterInfo> parameters{parameter};
     strategies_.add(std::make_unique<DataParallel>(strategies_.engine(), group, parameters, options,
                                                    &strategies_.state()));
   }
@@ -118,8 +118,7 @@ class Toy final : public Driver {
   }
   std::vector<LiveRow> rows() {
     return {row("shared", Shard::whole({kShared}), {.rank = rank_, .size = kRanks}),
-            row("half", Shard::range({2, kHalf}, 0, rank_ / 2, 1),
-                {.rank = half_.rank(), .size = 2, .group = half_.group_id()})};
+            row("half", my_half(), {.rank = half_.rank(), .size = 2, .group = half_.group_id()})};
   }
 
   int rank_;
@@ -150,8 +149,7 @@ void train(const TcpOptions& tcp, const ForkedRanks::Say& say, const Job& job) {
   std::int64_t step = 0;
   if (const auto latest = latest_checkpoint(job.dir)) {
     const Checkpoint from(job.dir, *latest);
-    LoadOptions options{.owners = {},
-                        .elsewhere = [](const StateKey& key) { return key.owner.starts_with("half"); }};
+    LoadOptions options;
     if (job.only_values) options.owners = {"toy"};
     toy.state().load(from, options);
     step = *latest;

@@ -211,19 +211,30 @@ TEST(Checkpoint, RanksThatDisagreeAreNotCommitted) {
         s.optimizer.update(0, wte, wte);
       },
       [](Sample& s) { s.optimizer.set_lr(0.5); },
+      // Replicas of a tensor, whoever stores it, and moments alone.
+      [](Sample& s) { s.tensors.bytes(0)[5] ^= std::byte{1}; },
+      [](Sample& s) { s.tensors.bytes(1)[5] ^= std::byte{1}; },
+      [](Sample& s) {
+        const Bytes other = bytes_of(std::vector<float>(12, 0.5F));
+        for (const LiveRow& live : s.registry.rows()) {
+          if (live.row.key.kind == "exp_avg" && live.row.key.name == "wte") live.write(other);
+        }
+      },
   };
   for (const auto& change : changes) {
-    const Folder dir;
-    save(dir, 2, 4);
-    begin_checkpoint(dir, 5);
-    Sample first(0, 2), second(1, 2);
-    change(second);
-    write_rank(dir, first, 5);
-    write_rank(dir, second, 5);
-    EXPECT_THAT(refusal([&] { commit_checkpoint(dir, info_of(5), 2); }),
-                AllOf(HasSubstr("rank-1-of-2.safetensors': it differs from rank-0-of-2.safetensors in the "),
-                      HasSubstr("have strategies of one name")));
-    EXPECT_EQ(latest_checkpoint(dir), 4);
+    for (int astray = 0; astray < 3; ++astray) {
+      const Folder dir;
+      save(dir, 3, 4);  // control: ranks that agree
+      begin_checkpoint(dir, 5);
+      for (int r = 0; r < 3; ++r) {
+        Sample sample(r, 3);
+        if (r == astray) change(sample);
+        write_rank(dir, sample, 5);
+      }
+      EXPECT_THAT(refusal([&] { commit_checkpoint(dir, info_of(5), 3); }),
+                  HasSubstr("/rank-" + std::to_string(astray) + "-of-3.safetensors': it differs from rank-"));
+      EXPECT_EQ(latest_checkpoint(dir), 4);
+    }
   }
 }
 
@@ -280,7 +291,7 @@ TEST(Checkpoint, WhatIsNoWholeIsNotCommitted) {
       {[&](Sample& s) { named(s, "columns").shard.first[1] = 4; },
        "[0:6,4:9] of [6,10], overlaps [0:6,0:5] of [6,10]"},
       {[&](Sample& s) { named(s, "columns").shard.shape = {6, 11}; },
-       "it differs from rank-0-of-2.safetensors in the value of 'columns'"},
+       "it differs from rank-0-of-2.safetensors in the value of 'columns', of model (its shape)"},
       {[&](Sample& s) { named(s, "experts").shard.first[0] = 0; }, "the value of 'experts'"},
       {[&](Sample& s) { named(s, "wte").peers = {0, 2}; }, "'wte'"},
       {[](Sample& s) { s.registry.remove("data_parallel"); }, "is in no file"},
@@ -296,6 +307,133 @@ TEST(Checkpoint, WhatIsNoWholeIsNotCommitted) {
                 AllOf(HasSubstr((dir / ".step-5.tmp").string()), HasSubstr(c.says)));
     EXPECT_EQ(latest_checkpoint(dir), std::nullopt);
   }
+}
+
+// ---- groups that hold other parts of one tensor, under one name ----
+
+struct Place {
+  int part, parts;  // of 24 rows, by the group
+  int peer, peers;  // in the group
+};
+
+// What peer `peer` has left behind at a place of the tensor.
+float left_behind(int peer, std::int64_t at) { return summable(peer, at); }
+
+struct OfAGroup {
+  static constexpr std::int64_t kRows = 24, kColumns = 3;
+  Place place;
+  std::int64_t first, count;  // elements
+  BucketPlan plan;
+  StateRegistry registry;
+  ParameterState state;
+
+  explicit OfAGroup(const Place& p, bool tells = true)
+      : place(p),
+        first(kRows * kColumns / p.parts * p.part),
+        count(kRows * kColumns / p.parts),
+        plan({{.name = "w", .count = count, .rows = kRows / p.parts, .shard = shard(tells)}},
+             {.dense_below = 0}),
+        state(plan, registry,
+              {.peers = {p.peer, p.peers, static_cast<std::uint64_t>(p.part)},
+               .velocities = true,
+               .factors = true}) {}
+  Shard shard(bool tells) const {
+    if (!tells) return {};
+    return Shard::range({kRows, kColumns}, 0, kRows / place.parts * place.part, kRows / place.parts);
+  }
+  // As it is after a step; everything differs between the groups.
+  void fill() {
+    SparseWork& work = state.bucket(0).work();
+    Velocity& velocity = state.bucket_velocity(0);
+    for (std::int64_t i = first; i < first + count; ++i) {
+      work.staged.push_back(left_behind(place.peer, i));
+      velocity.staged.push_back(left_behind(place.peer, 1000 + i));
+    }
+    work.next_team_quota = {.entries = 1 + place.part, .step = 2, .inertia = true};
+    work.has_staged = velocity.has_staged = true;
+    state.stage_scale(0, 1 + place.part);
+    state.factor(0).staged = {static_cast<float>(place.part), 1, 2};
+    state.factor(0).has_staged = true;
+    registry.commit();
+  }
+  StateSnapshot save(int rank, int size) { return registry.save(rank, size); }
+};
+
+std::vector<Place> layout(int parts, int peers) {
+  std::vector<Place> out;
+  for (int part = 0; part < parts; ++part) {
+    for (int peer = 0; peer < peers; ++peer) out.push_back({part, parts, peer, peers});
+  }
+  return out;
+}
+
+void save_groups(const fs::path& dir, const std::vector<Place>& places, bool tell = true) {
+  const int size = static_cast<int>(places.size());
+  begin_checkpoint(dir, 5);
+  for (int r = 0; r < size; ++r) {
+    OfAGroup rank(places[static_cast<std::size_t>(r)], tell);
+    rank.fill();
+    write_shards(dir, info_of(5), rank.registry, r, size);
+  }
+  commit_checkpoint(dir, info_of(5), size);
+}
+
+TEST(Checkpoint, GroupsThatHoldOtherPartsOfATensorShareAName) {
+  const std::vector<Place> uneven = {{0, 2, 0, 1}, {1, 2, 0, 3}, {1, 2, 1, 3}, {1, 2, 2, 3}};
+  for (const std::vector<Place>& before : {layout(2, 2), uneven}) {
+    const Folder dir;
+    save_groups(dir, before);
+    const auto peers_before = [&](std::int64_t at) {
+      return at < OfAGroup::kRows * OfAGroup::kColumns / 2 ? before.front().peers : before.back().peers;
+    };
+    for (const auto& [parts, peers] : {std::pair(1, 1), std::pair(1, 2), std::pair(2, 1), std::pair(1, 4),
+                                       std::pair(2, 2), std::pair(4, 1), std::pair(3, 1), std::pair(1, 8),
+                                       std::pair(2, 4), std::pair(4, 2), std::pair(8, 1)}) {
+      for (const Place& here : layout(parts, peers)) {
+        OfAGroup rank(here);
+        rank.registry.load(Checkpoint(dir, 5));
+        const StateSnapshot loaded = rank.save(0, 1);
+        for (const auto& [kind, offset] : {std::pair("residual", 0), std::pair("velocity", 1000)}) {
+          std::vector<float> wanted, astray;
+          for (std::int64_t i = rank.first; i < rank.first + rank.count; ++i) {
+            float sum = 0;
+            for (int r = here.peer; r < peers_before(i); r += here.peers) sum += left_behind(r, offset + i);
+            wanted.push_back(sum);
+            astray.push_back(left_behind(here.peer, offset + (i + 36) % 72));
+          }
+          EXPECT_EQ(values_of(loaded, kind, "w"), wanted) << parts << " x " << peers;
+          EXPECT_NE(values_of(loaded, kind, "w"), astray) << "control: the other group's";
+        }
+        // What a group's peers have in common goes along where the group holds the same.
+        const std::string part = name_of_part("w", rank.shard(true));
+        const double scale = values_of<double>(loaded, "scale", part).at(0);
+        EXPECT_EQ(scale, parts == 2 ? 1 + here.part : kUnmeasured);
+        const std::vector<float> factor = values_of(loaded, "factor", part);
+        EXPECT_EQ(factor, parts == 2 ? std::vector<float>({static_cast<float>(here.part), 1, 2})
+                                     : std::vector<float>());
+      }
+    }
+    for (std::size_t r = 0; r < before.size(); ++r) {
+      OfAGroup again(before[r]), same(before[r]);
+      again.registry.load(Checkpoint(dir, 5));
+      same.fill();
+      EXPECT_EQ(again.save(0, 1), same.save(0, 1)) << "every bit, controllers too";
+    }
+  }
+}
+
+TEST(Checkpoint, GroupsThatCannotBeToldApartAreNotCommitted) {
+  const Folder dir;
+  EXPECT_THAT(refusal([&] { save_groups(dir, layout(2, 2), false); }),
+              AllOf(HasSubstr("/rank-2-of-4.safetensors': it differs from rank-0-of-4.safetensors"),
+                    HasSubstr("have strategies of one name")));
+  const std::vector<Place> twice = {{0, 2, 0, 2}, {0, 2, 1, 2}, {0, 2, 0, 2}, {0, 2, 1, 2}};
+  EXPECT_THAT(
+      refusal([&] { save_groups(dir, twice); }),
+      AllOf(HasSubstr("/rank-2-of-4.safetensors': "),
+            HasSubstr("is there for rank 0 of 2 as in rank-0-of-4.safetensors: each group has a name, or "
+                      "a part of the tensor, of its own")));
+  EXPECT_EQ(latest_checkpoint(dir), std::nullopt);
 }
 
 // ---- saving that does not end well ----

@@ -366,6 +366,8 @@ TEST(StateLayout, WhatDoesNotFitIsRefusedAndChangesNothing) {
        [](auto& s) { s[0].rows.push_back(s[0].rows[1]); }},
       {"another value than rank 0's for the scale",
        [&](auto& s) { row(s, 2, "scale").template values<float>()[1] = 4; }},
+      {"another value than rank 0's for the value of 'table'",
+       [&](auto& s) { row(s, 1, "value").row.shard = row(s, 0, "value").row.shard; }},
       {"another value than rank 0's for the step",
        [](auto& s) { set_values<std::int64_t>(row_of(s[3], "step", "committed"), {7}); }},
       {"not finite", [&](auto& s) { row(s, 1, "residual").template values<float>()[2] = NAN; }},
