@@ -21,8 +21,10 @@ run("installing" ${CMAKE_COMMAND} --install ${weft_build} --prefix ${work}/prefi
 # difference, in both directions.
 file(REAL_PATH ${CMAKE_CURRENT_LIST_DIR}/../.. tree)
 file(GLOB_RECURSE wanted RELATIVE ${tree}/include ${tree}/include/*.h)
+set(torch_headers)
 if(torch)
-  list(APPEND wanted weft_torch/models/model.h weft_torch/train/replica.h weft_torch/train/trainer.h)
+  set(torch_headers weft_torch/models/model.h weft_torch/train/replica.h weft_torch/train/trainer.h)
+  list(APPEND wanted ${torch_headers})
 endif()
 function(compare_headers out)
   file(GLOB_RECURSE found LIST_DIRECTORIES false RELATIVE ${work}/prefix/include ${work}/prefix/include/*)
@@ -47,7 +49,7 @@ endif()
 file(RENAME ${work}/comm.h ${work}/prefix/include/weft/comm.h)
 file(REMOVE_RECURSE ${work}/prefix/include/weft/inner)
 
-list(JOIN wanted "," headers)
+list(JOIN torch_headers "," headers)
 set(configure ${CMAKE_COMMAND} -S ${work}/source -G ${generator} -D CMAKE_CXX_COMPILER=${compiler}
   -D weft_version=${version} -D weft_ROOT=${work}/prefix -D headers=${headers})
 run("configuring the programs" ${configure} -B ${work}/build -D torch=${torch} -D CMAKE_PREFIX_PATH=${torch})

@@ -1,4 +1,4 @@
-// A language model as a list of blocks, a block a list of parts, as its shape says (step/shape.h). What
+// A language model as a list of blocks, a block a list of parts, as its shape says (weft/train/shape.h). What
 // happens between parts (waiting for parameters, timing, sending activations) is the caller's: it computes
 // them one by one.
 //
