@@ -254,6 +254,13 @@ TEST(TwoStrategies, EqualOneProcessWithoutTokens) {
   const std::vector<Outcome> ranks = train({.tokens = false}, kSteps);
   EXPECT_TRUE(Reference(0, kSteps) == ranks);
   for (const Outcome& rank : ranks) EXPECT_TRUE(rank.losses.empty());
+  run_ranks(kRanks, [](World& world) {
+    Toy toy(world, {.tokens = false}, {-1, -1});
+    const std::vector<Exchange>& all = toy.strategies.tables(1).exchanges;
+    const auto plan = std::ranges::find(all, "plan of buckets", &Exchange::name);
+    EXPECT_TRUE(toy.strategies.ticket(wait_of(static_cast<int>(plan - all.begin()), 0)).valid());
+    toy.run(1);
+  });
 }
 
 TEST(TwoStrategies, SlotsNeverMeet) {
