@@ -200,6 +200,11 @@ TEST(Verifier, FindsBrokenPieces) {
          swap_moves(t.first, compute_of({Work::backward, 0, 0, 1}), compute_of({Work::backward, 2, 0, 1}));
        },
        "backward embedding, micro-batch 1 comes before that of its reader 'head'"},
+      {"backward before its forward",
+       [](Tables& t) { swap_moves(t.first, compute_of(kHead), compute_of({Work::backward, 2, 0, 0})); },
+       "backward head, micro-batch 0 comes before its forward"},
+      {"update before any step", [](Tables& t) { t.first.moves.push_back(compute_of(kLastUpdate)); },
+       "update head has no step to update with"},
       {"backward left out", [](Tables& t) { erase(t.first, compute_of({Work::backward, 2, 0, 0})); },
        "starts before the gradient of 'table' is complete"},
       {"forward left out, of one micro-batch",
@@ -222,6 +227,10 @@ TEST(Verifier, FindsBrokenPieces) {
        [](Tables& t) { t.first.moves.push_back(compute_of({Work::forward, 1, 2, 0})); },
        "the model has no part 2 of block 1"},
   });
+}
+
+TEST(Verifier, FindsAVerdictThatIsNotThere) {
+  EXPECT_THAT(breaches_of(tables_of(tied_model(), 2), 2, 6), Contains(HasSubstr("there is no verdict")));
 }
 
 TEST(Verifier, FindsTensorsThatAreNotReady) {
