@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "planner/plan.h"
+#include "weft/train/run.h"
 #include "weft/world.h"
 #include "workload/train_options.h"
-#include "weft/train/run.h"
 
 namespace weft {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "step/move.h"
-#include "weft/train/shape.h"
 #include "weft/clock.h"
+#include "weft/train/shape.h"
 
 namespace weft {
 

@@ -691,8 +691,7 @@ TEST(Plans, RanksMayBelongToDifferentGroups) {
 // Gradients that are ready while letters are announced start when the letters are through. Nobody waits for
 // them in between, which would let them go.
 struct Announced final : Driver {
-  Announced(World& world, double predicted)
-      : strategies(world.engine(), world.comm(), shape(), {}) {
+  Announced(World& world, double predicted) : strategies(world.engine(), world.comm(), shape(), {}) {
     DataParallelOptions o;
     o.scheme.name = "dense";
     o.scheme.buckets.bucket_bytes = 4000;
