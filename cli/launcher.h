@@ -11,8 +11,8 @@ namespace weft::cli {
 struct LaunchOptions {
   int ranks = 2;
   int port = 0;  // MASTER_PORT; the rendezvous is at the next one. 0: two that are free
-  int restarts =
-      0;  // after a failure all ranks are started again, with a token of their own, so often at most
+  // After a failure all ranks are started again, with a token of their own, so often at most.
+  int restarts = 0;
   bool verbose = false;
   // true: every line of output starts with "[rank] ". false: rank 0 has this process's own stdout and stderr,
   // the others' stdout is dropped (weft bench: only rank 0 prints)

@@ -21,8 +21,8 @@ std::optional<int> outline_without_torch(const std::vector<std::string>& argumen
 
 struct TorchVerb {
   std::string_view name, summary;
-  std::optional<int> (*without_torch)(
-      const std::vector<std::string>& arguments);  // null: every call needs it
+  // Null: every call needs it.
+  std::optional<int> (*without_torch)(const std::vector<std::string>& arguments);
 };
 inline constexpr std::array kTorchVerbs{
     TorchVerb{"train", "train a language model on several ranks", train_without_torch},

@@ -97,8 +97,8 @@ struct AllToAllOptions {
   // affects speed only
   std::string_view algorithm = "auto";
   std::size_t micro_op_bytes = 0;
-  int node_size =
-      1;  // ranks of a scale-up group, which are consecutive; must divide the size; for "hierarchical"
+  // Ranks of a scale-up group, which are consecutive; must divide the size; for "hierarchical".
+  int node_size = 1;
 };
 // Block r of `send` goes to rank r; block r of `recv` comes from rank r. Both have the same count, a multiple
 // of the size, and do not overlap. Long: P-1 hops and n (P-1)/P bytes; short: log2 P hops and about n/2 log2

@@ -69,8 +69,8 @@ struct SubmitOptions {
   std::string_view name = "operation";  // for errors and traces; copied
   TrafficClass traffic = TrafficClass::gradient;
   int priority = 0;  // smaller first within the class
-  std::optional<std::uint32_t> slot =
-      std::nullopt;        // of the plan row; none: the group's next number, so all ranks submit in one order
+  // Of the plan row; none: the group's next number, so all ranks submit in one order.
+  std::optional<std::uint32_t> slot = std::nullopt;
   std::uint32_t step = 0;  // training step
   bool local = false;      // it sends and receives nothing, so it has no identity
   Time timeout{};          // without progress; 0: the engine's

@@ -204,8 +204,8 @@ class WhenAll {
   bool await_ready() const noexcept { return tasks_.empty(); }
   template <class Promise>
   bool await_suspend(std::coroutine_handle<Promise> parent) {
-    running_ =
-        tasks_.size() + 1;  // one for this call, so that no child resumes the parent before all are started
+    // One for this call, so that no child resumes the parent before all are started.
+    running_ = tasks_.size() + 1;
     for (Task<void>& task : tasks_) {
       task.start_below(parent.promise(), parent, &running_);
       if (task.done()) --running_;

@@ -10,10 +10,10 @@
 namespace weft {
 
 struct Identity {
-  std::uint64_t group =
-      0;  // which ranks; derived from the parent group, the label and the members, equal on all of them
-  std::uint32_t slot =
-      0;  // which operation: the index of its plan row, or kUnnamed + the call's number in this group
+  // Which ranks; derived from the parent group, the label and the members, equal on all of them.
+  std::uint64_t group = 0;
+  // Which operation: the index of its plan row, or kUnnamed + the call's number in this group.
+  std::uint32_t slot = 0;
   std::uint32_t step = 0;  // training step
   std::uint32_t hop = 0;   // round of the algorithm
   friend auto operator<=>(const Identity&, const Identity&) = default;

@@ -89,8 +89,8 @@ class Scheduler final : public Decorator, public SendObserver {
 
   const EngineOptions& options_;
   const Endpoint* endpoint_ = nullptr;
-  std::map<std::pair<TrafficClass, int>, List>
-      queues_;  // a list stays when it is empty: no allocation per message
+  // A list stays when it is empty: no allocation per message.
+  std::map<std::pair<TrafficClass, int>, List> queues_;
   std::size_t queued_ = 0;
   List moving_;  // counts against the window, in order of start
   std::size_t moving_bytes_ = 0;

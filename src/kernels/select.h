@@ -59,8 +59,8 @@ struct BlockCandidates {
   std::int64_t read_again = 0;  // cuts that candidates were not enough for
   bool complete = false;        // every element that reaches the threshold is in indices()
   std::size_t count = 0;
-  std::vector<std::uint32_t>
-      room;  // the first `count` are the candidates, local, increasing; the rest is room
+  // The first `count` are the candidates, local, increasing; the rest is room.
+  std::vector<std::uint32_t> room;
   std::vector<std::uint32_t> scratch;  // of arrived() and cut()
   std::vector<float> values;           // of cut()
 

@@ -37,8 +37,8 @@ struct NamedLink {
 struct ComparisonOptions {
   std::vector<Variant> variants;
   std::string baseline;  // the name of one of them
-  std::vector<double>
-      bucket_mibs;               // that every variant is tried with, its row being the fastest; none: its own
+  // That every variant is tried with, its row being the fastest; none: its own.
+  std::vector<double> bucket_mibs;
   std::vector<NamedLink> links;  // as asked for; the unshaped one comes on top
   Computation computation;
   std::int64_t measured_steps = 15;

@@ -58,8 +58,8 @@ RunOptions run_options(const std::optional<EmulatedLink>& link);
 
 struct EmulatedRun {
   std::vector<EmulatedSteps> ranks;
-  std::optional<std::uint64_t>
-      wire_bytes;  // all that the busiest rank sent, with frames; none in virtual time
+  // All that the busiest rank sent, with frames; none in virtual time.
+  std::optional<std::uint64_t> wire_bytes;
 };
 // Wall time. `failed` is called on the thread of a rank that ends with an error.
 EmulatedRun emulate_ranks(

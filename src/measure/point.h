@@ -62,8 +62,8 @@ struct Row {
   std::optional<Median> speedup;           // over the baseline; the interval from the ends of both
   std::optional<double> speedup_limit;     // 1 / (1 - exposed share of the baseline)
   std::optional<double> bytes_ratio;       // the baseline's over this one's
-  std::optional<double>
-      speedup_at_equal_compute;  // where T_inf differs from the baseline's by more than 10 %
+  // Where T_inf differs from the baseline's by more than 10 %.
+  std::optional<double> speedup_at_equal_compute;
   std::optional<double> final_loss, loss_gap;
   bool took_turns = true;  // with the baseline, at this link
 

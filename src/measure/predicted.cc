@@ -10,8 +10,8 @@ namespace weft {
 
 namespace {
 
-constexpr double kWalked =
-    1 << 27;  // elements of all ranks together that are walked one by one: some seconds
+// Elements of all ranks together that are walked one by one: some seconds.
+constexpr double kWalked = 1 << 27;
 
 // How many elements one of the walk stands for.
 int scale_of(const Outline& outline, const EmulationOptions& emulation, int ranks) {

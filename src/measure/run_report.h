@@ -15,8 +15,8 @@ namespace weft {
 
 struct ReportOptions {
   std::filesystem::path folder;
-  std::string
-      config;  // config.toml: written when the run has begun, so that a resume that fails changes nothing
+  // config.toml: written when the run has begun, so that a resume that fails changes nothing
+  std::string config;
   std::string transport;
   int ranks = 1;
   bool oversubscribed = false;   // ranks exceed cores: times say little

@@ -57,8 +57,8 @@ std::uint64_t hash_of(std::span<const PlanRow> rows, std::span<const Exchange> e
   for (const Exchange& e : exchanges) {
     add(hash, e.name);
     add(hash, e.codec);
-    const bool one_way =
-        e.kind != Exchange::Kind::collective;  // then each end has a kind and a peer of its own
+    // Then each end has a kind and a peer of its own.
+    const bool one_way = e.kind != Exchange::Kind::collective;
     for (const std::uint64_t value : {std::uint64_t{one_way}, static_cast<std::uint64_t>(e.traffic), e.group,
                                       std::uint64_t{e.slot}, std::uint64_t{e.at_installation}}) {
       add(hash, value);

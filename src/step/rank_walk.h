@@ -86,8 +86,8 @@ class RankWalk {
   std::vector<std::vector<Place>> users_;             // of each parameter
   std::map<std::string, std::vector<Place>> takers_;  // of each activation that is given or taken here
   std::vector<std::vector<int>> writers_;             // of each parameter's gradient
-  std::map<std::pair<std::string, int>, std::vector<int>>
-      activation_writers_;               // of gradients, by micro-batch
+  // Of gradients, by micro-batch.
+  std::map<std::pair<std::string, int>, std::vector<int>> activation_writers_;
   std::set<int> starts_, starts_ahead_;  // exchanges that a table starts, of its step and of the next one
 
   std::size_t at_phase_ = 0, at_move_ = 0;

@@ -141,8 +141,8 @@ class LinkModel {
   Network networks_[2];  // scale-out, scale-up
   Tick overhead_ = 0;
   std::uint32_t scale_up_ports_ = 0;
-  std::vector<SendPort>
-      send_ports_;  // with nodes: a scale-up port for each rank, then a scale-out port for each node
+  // With nodes: a scale-up port for each rank, then a scale-out port for each node.
+  std::vector<SendPort> send_ports_;
   std::vector<Tick> receive_free_;
   std::vector<Transfer> transfers_;
   std::vector<std::uint32_t> unused_;

@@ -41,8 +41,8 @@ struct MpiOptions {
   bool checksum = true;  // of payloads; frames are always checked
   std::size_t max_message = std::size_t{1} << 40;
   // The following affect speed only.
-  std::size_t bounce_bytes =
-      3968;  // payloads up to this are copied behind their frame; both fit an eager fragment
+  // Payloads up to this are copied behind their frame; both fit an eager fragment.
+  std::size_t bounce_bytes = 3968;
   std::size_t piece_limit = std::size_t{1} << 30;   // longest MPI message of a payload; at most 2^31 - 1
   std::size_t worker_bytes = std::size_t{1} << 20;  // payloads from here on are summed, checked and consumed
                                                     // on the worker pool (about 200 us)

@@ -31,8 +31,8 @@ class Wait {
   virtual bool abandon() noexcept = 0;
   // Its end is progress of the operation: bytes have moved, or something was computed.
   virtual bool is_progress() const { return true; }
-  void complete(std::exception_ptr failure =
-                    nullptr) noexcept;  // at most once; resumes the waiter through the executor
+  // At most once; resumes the waiter through the executor.
+  void complete(std::exception_ptr failure = nullptr) noexcept;
 
   Operation& operation;
   std::coroutine_handle<> waiter;

@@ -26,8 +26,8 @@ class Listener {
   struct Host {
     Hello expected;                             // what a connector must say, but for `from` and the nonce
     std::function<const std::string&()> token;  // asked once a guest has sent its proof
-    std::function<Refusal(int, const Place&)>
-        admit;  // it is proven to be this rank; none: the place is reserved for it
+    // It is proven to be this rank; none: the place is reserved for it.
+    std::function<Refusal(int, const Place&)> admit;
     std::function<void(int, Socket)> joined;    // after admit, and the guest was told
     std::function<void(int)> withdrawn;         // after admit, but the guest has gone
     std::function<void(int, Refusal)> refused;  // who says it is this rank was turned away

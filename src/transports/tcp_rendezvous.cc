@@ -42,8 +42,8 @@ SocketEndpoint endpoint_of(const Place& place) {
 namespace {
 
 constexpr std::size_t kShortestToken = 32;
-constexpr Time kGrace =
-    1s;  // the others wait that much longer than rank 0, so that its list of missing ranks reaches them
+// The others wait that much longer than rank 0, so that its list of missing ranks reaches them.
+constexpr Time kGrace = 1s;
 
 // IPv4 first: "localhost" then means the same on all hosts.
 std::vector<SocketEndpoint> resolve(asio::io_context& io, const std::string& host, std::uint16_t port) {
@@ -150,8 +150,8 @@ class Rendezvous {
   int going_ = 0;                   // rank 0: "go" is still to be written to so many
   std::map<int, Refusal> refused_;  // whom this rank has turned away, and why last; -1: who is no rank at all
   std::exception_ptr error_;
-  std::shared_ptr<bool> alive_ =
-      std::make_shared<bool>(true);  // handlers look here before they touch this object
+  // Handlers look here before they touch this object.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 void Rendezvous::prepare() {

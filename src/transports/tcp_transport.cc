@@ -15,8 +15,8 @@ namespace weft::tcp {
 namespace {
 
 constexpr Time kFine = 20ms;  // a shorter sleep is timed by a timer, a longer one to the millisecond
-constexpr std::size_t kLongestDetached =
-    16 << 20;  // of a message that is finished for the sake of the goodbye behind it
+// Of a message that is finished for the sake of the goodbye behind it.
+constexpr std::size_t kLongestDetached = 16 << 20;
 
 const std::string kSaid = " (said rank ";
 

@@ -47,8 +47,8 @@ struct EmulationOptions {
   std::uint64_t seed = 1;        // of the gradients
   int micro_batches = 1;         // that a step's forward and backward are cut into, each of equal seconds
   Distribution gradients = Distribution::heavy;
-  std::string
-      updates_wait;  // why the first update waits for all gradients (clipping, say); empty: it does not
+  // Why the first update waits for all gradients (clipping, say); empty: it does not.
+  std::string updates_wait;
   std::optional<LinkCost> planned_link;  // by which algorithms are chosen; none: the world's own figures
   // affects speed only
   std::shared_ptr<const GradientWindows> windows;  // of outline, gradients and seed (windows_of); null: own

@@ -119,8 +119,8 @@ TEST(Emulate, InVirtualTimeWorkOnBucketsDelaysComputationThatOccupiesTheirCore) 
   const double free = sum(run().step_seconds);
   EXPECT_GE(free, 4 * compute_seconds(outline()) - 1e-6);
   simulation.costs.kernels.scan_element = simulation.costs.kernels.check_element = 1e-7;
-  const EmulatedSteps beside =
-      run();  // on a core of its own: hidden behind backward but for the last bucket's
+  // On a core of its own: hidden behind backward but for the last bucket's.
+  const EmulatedSteps beside = run();
   const double work = sum(beside.compute_seconds);
   EXPECT_GT(work, 4e-3);
   EXPECT_LT(sum(beside.step_seconds), free + 0.7 * work);  // control

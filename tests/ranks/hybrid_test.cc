@@ -758,8 +758,8 @@ TEST(Hybrid, AStepThatIsNotFiniteIsLeftOutOnAllRanks) {
   const Outcome many = train(3, {.bad = {1, 4}, .skips = true});
   EXPECT_LE(difference(OneProcess("adam", kSteps, {}, 0, 3, 4),
                        [&] {
-                         Outcome without =
-                             many;  // the loss of the step that was left out is known all the same
+                         // The loss of the step that was left out is known all the same.
+                         Outcome without = many;
                          without.losses.erase(without.losses.begin() + 4);
                          return without;
                        }()),

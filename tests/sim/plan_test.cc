@@ -126,8 +126,8 @@ TEST(Plan, ARunsOwnTimesPredictIt) {
   for (std::size_t i = 0; i < truth.tensors.size(); ++i)
     truth.tensors[i].ready = 0.2 + 0.8 / static_cast<double>(i + 1);
   EmulationOptions options = options_of("dense");
-  options.parallel.scheme.buckets.bucket_bytes = 64
-                                                 << 20;  // what is exchanged begins when backward has ended
+  // What is exchanged begins when backward has ended.
+  options.parallel.scheme.buckets.bucket_bytes = 64 << 20;
   options.warmup = 3;
   options.steps = 5;
   const std::vector<EmulatedSteps> ranks = simulate_ranks(truth, options, over(12.5e6));

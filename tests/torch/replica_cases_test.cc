@@ -213,8 +213,8 @@ TEST(ReplicaCases, UnusedParametersRestAsTorchLeavesThem) {
         for (const StateValue& v : got.optimizer.rows) {
           const std::string& name = v.row.key.name;
           if (v.row.key.kind != "step") continue;
-          EXPECT_EQ(v.values<std::int64_t>()[0], name == "middle" || name == "bias" ? 4 : 7)
-              << name;  // not 0, 3 and 6
+          // Not 0, 3 and 6.
+          EXPECT_EQ(v.values<std::int64_t>()[0], name == "middle" || name == "bias" ? 4 : 7) << name;
         }
         c.options.parallel.find_unused = false;  // control: zeros decay and keep their momentum
         EXPECT_GT(distance(together(c, 3).parameters, expected), 1e-4);

@@ -259,8 +259,8 @@ TEST(Replica, MicroBatchesEmptySharesClippingAndAdam) {
   EXPECT_GT(distance(clipped, alone(t)), 1e-3);  // control: it was clipped
   for (const char* name : {"adam", "adamw", "adagrad"}) {
     t = {.optimizer = default_options(name)};
-    EXPECT_LT(distance(together(t, 3), alone(t)), 1e-9)
-        << name;  // a root and a division magnify the last bits
+    // A root and a division magnify the last bits.
+    EXPECT_LT(distance(together(t, 3), alone(t)), 1e-9) << name;
   }
 }
 
@@ -340,8 +340,8 @@ TEST(ReplicaProcesses, SameBitsAsThreads) {
       expect_same_bits(mine, together(t, world->size()));
       Training other = t;
       other.steps = 7;
-      EXPECT_FALSE(
-          torch::equal(mine.parameters[0], together(other, world->size()).parameters[0]));  // control
+      // Control.
+      EXPECT_FALSE(torch::equal(mine.parameters[0], together(other, world->size()).parameters[0]));
     }
   }
 }

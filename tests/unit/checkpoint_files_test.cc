@@ -117,8 +117,8 @@ struct Open {
     std::vector<wire::TensorEntry> entries;
     for (const auto& [name, t] : tensors)
       entries.push_back({.name = name, .dtype = t.dtype, .shape = t.shape, .data = t.data});
-    const Bytes bytes =
-        wire::encode_safetensors(entries, metadata);  // without the sync of write_safetensors()
+    // Without the sync of write_safetensors().
+    const Bytes bytes = wire::encode_safetensors(entries, metadata);
     write_text(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
   template <class T>

@@ -108,8 +108,8 @@ TEST(Select, TiesAreByIndexAndTheTestsWouldSeeIt) {
   const std::vector<std::int64_t> quotas = {100};
   select_topk({gradient, {}, staged}, deal, quotas, candidates, out);
   std::vector<float> left;
-  const Entries higher =
-      expected_of(turned, {}, deal, quotas, left)[0];  // turned back: the highest indices of equals
+  // Turned back: the highest indices of equals.
+  const Entries higher = expected_of(turned, {}, deal, quotas, left)[0];
   std::vector<std::uint32_t> indices(higher.indices.rbegin(), higher.indices.rend());
   for (std::uint32_t& index : indices) index = 999 - index;
   ASSERT_EQ(indices.size(), out[0].size());

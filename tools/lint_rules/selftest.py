@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 
-from . import clang, coroutines, layers, sizes, tree
+from . import clang, comments, coroutines, layers, sizes, tree
 
 # What a coroutine rule must find in the body of `Task<int> f(Comm comm, bool c)`, and what it must accept.
 BAD_COROUTINES = {
@@ -124,6 +124,27 @@ def check_listed(controls):
     folder.cleanup()
 
 
+def check_comments(controls):
+    cases = [
+        ("//   gres  not in the result. conserves lres  0 where this rank\n//   sent it.\n", "run together"),
+        ("//   elements reaches 2  accumulate   the one pass\n//   and more\n", "run together"),
+        ("//   bucket  where the first of its parameters\n//   is\n//           its priority\n", "run together"),
+        ("// - one thing - another thing\n// - a third\n", "run together"),
+        ("//   gres  not in the result. conserves\n//   lres  0 where this rank sent it\n//         or not\n", None),
+        ("//   weft::run_ranks(4, body);     // ranks as threads\n//   weft::join_world();           // under mpirun\n", None),
+        ("//   weft launch -n 4 -- ./program    four processes\n", None),
+        ("// adam  m += (1 - b) * (g - m);  v = c * v + (1 - c) * g * g\n", None),
+        ("  int node_size =\n      1;  // ranks of a group\n", "in two"),
+        ("  std::vector<double>\n      values;  // of each\n", "in two"),
+        ("  // ranks of a group\n  int node_size = 1;\n", None),
+        ("  if (a)\n    f();  // or so\n", None),
+        ("  const double value = " + "a" * 60 + " +\n      " + "b" * 40 + ";  // of both\n", None),
+        ("extern char**\n    environ;  // NOLINT(x)\n", None),
+    ]
+    for text, wanted in cases:
+        controls.expect(f"comments: {text!r}", [m for _, m in comments.check("a.h", text)], wanted)
+
+
 def check_hygiene(controls):
     for line, wanted in [("// TO" "DO: later", "unfinished"), ("path = /wo" "rk/x", "one machine"), ("// done", None)]:
         controls.expect(f"hygiene: {line}", [m for _, m in tree.hygiene("a.cc", line)], wanted)
@@ -191,6 +212,6 @@ def run():
     if missing:
         return [("tools/lint", 1, missing)]
     controls = Controls()
-    for check in (check_coroutines, check_includes, check_listed, check_hygiene, check_sizes, check_compilers):
+    for check in (check_coroutines, check_includes, check_listed, check_comments, check_hygiene, check_sizes, check_compilers):
         check(controls)
     return [("tools/lint_rules/selftest.py", 1, failure) for failure in controls.failures]

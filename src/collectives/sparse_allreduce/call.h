@@ -157,8 +157,8 @@ struct SparseAlgorithm {
   bool (*may_go_dense)(const SparseShape& shape) = nullptr;
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
-const SparseAlgorithm& find_sparse_algorithm(
-    std::string_view name);  // throws UsageError that lists the names
+// Throws UsageError that lists the names.
+const SparseAlgorithm& find_sparse_algorithm(std::string_view name);
 // Payload of the busiest rank in the shape's codec: as exact as entries() in the paper's, a bound in the
 // others.
 std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape);

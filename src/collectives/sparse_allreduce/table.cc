@@ -28,8 +28,8 @@ std::int64_t spardl_entries(const SparseShape& s) {
   const int m = s.size / s.teams;
   const Deal deal(s.blocks, m, s.length);
   std::int64_t total = 0;
-  std::vector<std::int64_t> upto(2 * static_cast<std::size_t>(m) +
-                                 1);  // sums of quotas of blocks 0 .. , twice around
+  // Sums of quotas of blocks 0 .. , twice around.
+  std::vector<std::int64_t> upto(2 * static_cast<std::size_t>(m) + 1);
   for (std::size_t b = 0; b + 1 < upto.size(); ++b) {
     upto[b + 1] = upto[b] + deal.quota(static_cast<int>(b) % m, s.k);
   }

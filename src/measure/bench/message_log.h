@@ -44,8 +44,8 @@ class MessageLog {
   void note(const TransferRecord& record, bool send, std::size_t bytes);
 
   std::vector<Posted> posted_;
-  std::vector<std::pair<const Wait*, std::uint32_t>>
-      open_;  // receives that were not done when last looked at
+  // Receives that were not done when last looked at.
+  std::vector<std::pair<const Wait*, std::uint32_t>> open_;
   std::uint32_t receives_ = 0;
 };
 

@@ -14,8 +14,8 @@ namespace {
 constexpr int kWarmUp = 3;
 constexpr double kSecondsPerCase = 1.0;
 constexpr int kFewest = 10, kMost = 1000;
-constexpr std::size_t kAlwaysChecked =
-    256 << 10;  // longer results are checked at the first and the last iteration
+// Longer results are checked at the first and the last iteration.
+constexpr std::size_t kAlwaysChecked = 256 << 10;
 
 void write_trace(const std::string& path, std::span<const Trace> traces) {
   std::vector<const Trace*> of_rank;
