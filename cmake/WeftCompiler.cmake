@@ -21,6 +21,9 @@ endif()
 if(WEFT_WERROR)
   add_compile_options(-Werror)
 endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  add_compile_options(-Wthread-safety -Werror=thread-safety)  # base/mutex.h
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False alarms: on a promise's operator new that is a template (the arena's), which g++ does not pair with its
   # operator delete; and up to g++ 12 on std::string's operator+ (GCC bug 105651).

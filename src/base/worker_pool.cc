@@ -9,7 +9,7 @@ WorkerPool::WorkerPool(int threads) {
 
 WorkerPool::~WorkerPool() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
@@ -18,16 +18,16 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::submit(FunctionRef<void()> work) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     queue_.push_back(work);
   }
   changed_.notify_one();
 }
 
 void WorkerPool::run() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    while (!stop_ && queue_.empty()) lock.wait(changed_);
     if (queue_.empty()) return;
     const FunctionRef<void()> work = queue_.front();
     queue_.pop_front();

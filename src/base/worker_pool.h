@@ -2,12 +2,11 @@
 // and passed in.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "weft/function_ref.h"
 
 namespace weft {
@@ -26,10 +25,10 @@ class WorkerPool {
 
  private:
   void run();
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<FunctionRef<void()>> queue_;
-  bool stop_ = false;
+  std::deque<FunctionRef<void()>> queue_ WEFT_GUARDED_BY(mutex_);
+  bool stop_ WEFT_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

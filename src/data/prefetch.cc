@@ -15,7 +15,7 @@ Prefetch::Prefetch(Batches batches, std::int64_t first_step)
 
 Prefetch::~Prefetch() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
@@ -24,7 +24,7 @@ Prefetch::~Prefetch() {
 
 void Prefetch::advance() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     slots_.erase(step_);
     wanted_ = ++step_;
   }
@@ -32,17 +32,17 @@ void Prefetch::advance() {
 }
 
 const TokenBatch& Prefetch::wait(std::int64_t step) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return slots_.contains(step); });
+  Lock lock(mutex_);
+  while (!slots_.contains(step)) lock.wait(changed_);
   const Slot& slot = slots_.at(step);
   if (slot.error) std::rethrow_exception(slot.error);
   return slot.batch;  // a map's elements stay where they are
 }
 
 void Prefetch::run() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (std::int64_t step = wanted_;; ++step) {
-    changed_.wait(lock, [&] { return stop_ || step <= wanted_ + kAhead; });
+    while (!stop_ && step > wanted_ + kAhead) lock.wait(changed_);
     if (stop_) return;
     lock.unlock();
     Slot slot;

@@ -7,13 +7,12 @@
 // Thread: one caller. A reading error is rethrown by whoever asks for that batch.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "data/batches.h"
 
 namespace weft {
@@ -43,11 +42,11 @@ class Prefetch {
   const Batches batches_;
   std::int64_t step_;
 
-  std::mutex mutex_;  // guards what follows
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::int64_t, Slot> slots_;  // by step: [wanted_, wanted_ + kAhead]
-  std::int64_t wanted_;
-  bool stop_ = false;
+  std::map<std::int64_t, Slot> slots_ WEFT_GUARDED_BY(mutex_);  // by step: [wanted_, wanted_ + kAhead]
+  std::int64_t wanted_ WEFT_GUARDED_BY(mutex_);
+  bool stop_ WEFT_GUARDED_BY(mutex_) = false;
 
   std::thread thread_;  // last: it uses all the others
 };

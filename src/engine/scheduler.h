@@ -10,9 +10,9 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "transports/decorator.h"
 #include "transports/endpoint.h"
 #include "weft/engine.h"
@@ -23,12 +23,12 @@ namespace weft {
 class Announcements {
  public:
   void begin(Time predicted) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     ++count_;
     predicted_ += predicted;
   }
   void end() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     --count_;
   }
   struct Now {
@@ -37,19 +37,19 @@ class Announcements {
   };
   // `urgent`: something else holds, so the sum goes on.
   Now look(bool urgent) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (count_ == 0 && !urgent) predicted_ = Time{0};
     return {count_ > 0, predicted_};
   }
   bool any() const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return count_ > 0;
   }
 
  private:
-  mutable std::mutex mutex_;
-  int count_ = 0;
-  Time predicted_{};
+  mutable Mutex mutex_;
+  int count_ WEFT_GUARDED_BY(mutex_) = 0;
+  Time predicted_ WEFT_GUARDED_BY(mutex_){};
 };
 
 class Scheduler final : public Decorator, public SendObserver {

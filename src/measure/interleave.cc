@@ -2,9 +2,10 @@
 
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace weft {
 
@@ -13,17 +14,17 @@ namespace {
 class Errors {
  public:
   void set(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!first_) first_ = std::move(error);
   }
   void rethrow() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (first_) std::rethrow_exception(first_);
   }
 
  private:
-  std::mutex mutex_;
-  std::exception_ptr first_;
+  Mutex mutex_;
+  std::exception_ptr first_ WEFT_GUARDED_BY(mutex_);
 };
 
 // One variant's world, on a thread of its own.

@@ -35,28 +35,27 @@ Turns plan_turns(std::int64_t warmup, std::int64_t wanted, bool drop_last) {
 }
 
 void Lane::before_step(std::int64_t step) {
-  std::unique_lock lock(mutex_);
+  const Lock lock(mutex_);
   if (step >= end_ && !closed_) {
     ++arrived_;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return step < end_ || closed_; });
+    while (step >= end_ && !closed_) lock.wait(changed_);
   }
   if (closed_) throw Error("the comparison was ended before step " + std::to_string(step));
 }
 
 void Lane::run_until(std::int64_t end) {
-  std::unique_lock lock(mutex_);
-  const auto all_wait = [&] { return arrived_ == ranks_ || closed_; };
-  changed_.wait(lock, all_wait);
+  const Lock lock(mutex_);
+  while (!ready()) lock.wait(changed_);
   if (end <= end_ || closed_) return;
   end_ = end;
   arrived_ = 0;
   changed_.notify_all();
-  changed_.wait(lock, all_wait);
+  while (!ready()) lock.wait(changed_);
 }
 
 void Lane::close() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   closed_ = true;
   changed_.notify_all();
 }

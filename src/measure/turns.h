@@ -5,10 +5,10 @@
 // step is waited for with no forward beside it: neither is what a step takes in the middle of a run.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace weft {
 
@@ -39,12 +39,14 @@ class Lane {
   void close();
 
  private:
-  std::mutex mutex_;
+  bool ready() const WEFT_REQUIRES(mutex_) { return arrived_ == ranks_ || closed_; }
+
+  Mutex mutex_;
   std::condition_variable changed_;
   const int ranks_;
-  int arrived_ = 0;  // ranks that wait before end_
-  std::int64_t end_ = 0;
-  bool closed_ = false;
+  int arrived_ WEFT_GUARDED_BY(mutex_) = 0;  // ranks that wait before end_
+  std::int64_t end_ WEFT_GUARDED_BY(mutex_) = 0;
+  bool closed_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "weft/error.h"
 #include "weft/random.h"
 
@@ -33,8 +33,8 @@ void flip_bit(std::byte* bytes, std::size_t count, Random& random) {
 struct TamperState {
   FaultOptions options;
   Arena arena;  // of shortened payloads
-  std::mutex mutex;
-  MessageNumbers numbers;
+  Mutex mutex;
+  MessageNumbers numbers WEFT_GUARDED_BY(mutex);
 };
 
 bool tamper(TamperState& state, int from, int to, wire::FrameBytes& frame, Buffer& payload) {
@@ -42,7 +42,7 @@ bool tamper(TamperState& state, int from, int to, wire::FrameBytes& frame, Buffe
   const Identity id = wire::parse_frame(frame, from).id;
   std::uint32_t number = 0;
   {
-    const std::lock_guard lock(state.mutex);
+    const Lock lock(state.mutex);
     number = state.numbers.next(from, to, id);
   }
   Random random = draws(options.seed, kTamper, hash_of(from, to, id), number);

@@ -263,13 +263,15 @@ void MpiTransport::wait(Time until) noexcept {
   const Time longest =
       idle ? kIdleSleep : std::clamp((now - last_event_) / kLatePart, kLongestSleep, kLateSleep);
   sleep_ = std::min(2 * sleep_, longest);
-  std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, std::chrono::steady_clock::time_point(end), [this] { return woken_; });
+  const Lock lock(mutex_);
+  const std::chrono::steady_clock::time_point wake_up(end);
+  while (!woken_ && lock.wait_until(changed_, wake_up) == std::cv_status::no_timeout) {
+  }
   woken_ = false;
 }
 
 void MpiTransport::wake() noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   woken_ = true;
   changed_.notify_one();
 }

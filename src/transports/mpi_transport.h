@@ -9,12 +9,10 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "transports/match_table.h"
 #include "transports/mpi.h"
 #include "transports/records.h"
@@ -228,9 +227,9 @@ class MpiTransport final : public Transport {
   Time last_event_{};
   Time sleep_ = kShortestSleep;
   std::thread::id sleeper_;  // the thread whose timers were made exact
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  bool woken_ = false;
+  bool woken_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::mpi

@@ -14,9 +14,11 @@ ShapedNetwork::ShapedNetwork(const LinkOptions& options, Time catch_up)
 }
 
 void ShapedNetwork::advance(Time now) {
-  const auto notify = [this](std::uint32_t transfer, LinkNotice notice, Time at) {
+  // The lambdas are called under the lock, which clang does not see.
+  const auto* const in_flight = in_flight_.data();
+  const auto notify = [this, in_flight](std::uint32_t transfer, LinkNotice notice, Time at) {
     if (notice == LinkNotice::sent) return;
-    const auto [from, held] = in_flight_[transfer];
+    const auto [from, held] = in_flight[transfer];
     held->arrived = true;
     held->ideal = at + epoch_;
     rank_at(from).arrived.push_back(held);
@@ -25,7 +27,7 @@ void ShapedNetwork::advance(Time now) {
 }
 
 Time ShapedNetwork::add(int from, Held& held, Time at, Time now, Time begins) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   advance(now);
   held.transfer =
       model_.add(from, held.record->peer, held.record->payload.size(), model_time(at), model_time(begins));
@@ -37,11 +39,12 @@ Time ShapedNetwork::add(int from, Held& held, Time at, Time now, Time begins) {
 }
 
 Time ShapedNetwork::give_way(int from, Time until, Time now) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   advance(now);
   std::vector<Held*> may_begin;
+  const auto* const in_flight = in_flight_.data();
   const auto waits = [&](std::uint32_t transfer) {
-    Held& held = *in_flight_[transfer].second;
+    Held& held = *in_flight[transfer].second;
     if (gives_way(*held.record)) return true;
     may_begin.push_back(&held);
     return false;
@@ -57,7 +60,7 @@ Time ShapedNetwork::give_way(int from, Time until, Time now) {
 }
 
 void ShapedNetwork::cancel(int from, Held& held) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (held.arrived)
     std::erase(rank_at(from).arrived, &held);
   else
@@ -65,7 +68,7 @@ void ShapedNetwork::cancel(int from, Held& held) {
 }
 
 Time ShapedNetwork::take_arrived(int from, Time now, std::vector<Held*>& out) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   advance(now);
   Rank& rank = rank_at(from);
   out.insert(out.end(), rank.arrived.begin(), rank.arrived.end());

@@ -29,10 +29,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <queue>
 #include <vector>
 
+#include "base/mutex.h"
 #include "transports/decorator.h"
 #include "transports/flow_order.h"
 #include "transports/link_model.h"
@@ -87,17 +87,17 @@ class ShapedNetwork {
   void cancel(int from, Held& held);
   // Appends what has arrived of this rank's sends. Gives the earliest time at which more of them can.
   Time take_arrived(int from, Time now, std::vector<Held*>& out);
-  void advance(Time now);
+  void advance(Time now) WEFT_REQUIRES(mutex_);
   Time model_time(Time t) const { return t == kNever ? kNever : std::max(t - epoch_, Time{0}); }
   Rank& rank_at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   LinkOptions options_;
   Time catch_up_;
   Time epoch_;  // the model's clock starts at zero
-  std::mutex mutex_;
-  LinkModel model_;
+  Mutex mutex_;
+  LinkModel model_ WEFT_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::vector<std::pair<int, Held*>> in_flight_;  // by transfer; who holds it
+  std::vector<std::pair<int, Held*>> in_flight_ WEFT_GUARDED_BY(mutex_);  // by transfer; who holds it
 };
 
 class ShapedTransport final : public Decorator {

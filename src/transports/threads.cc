@@ -1,13 +1,12 @@
 #include "transports/threads.h"
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/worker_pool.h"
 #include "transports/delivery.h"
 #include "transports/match_table.h"
@@ -46,7 +45,7 @@ class Mailbox {
  public:
   // False once the owner has closed.
   bool push(const Mail& mail) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (closed_) return false;
     mails_.push_back(mail);
     has_mail_.store(true, std::memory_order_release);
@@ -55,40 +54,43 @@ class Mailbox {
   }
   bool empty() const { return !has_mail_.load(std::memory_order_acquire); }
   void take(std::vector<Mail>& out) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     out.swap(mails_);
     has_mail_.store(false, std::memory_order_relaxed);
   }
   void close(std::vector<Mail>& out) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     closed_ = true;
     out.swap(mails_);
   }
   void sleep(Time until) {
-    std::unique_lock lock(mutex_);
-    const auto stirred = [this] { return woken_ || !mails_.empty(); };
+    const Lock lock(mutex_);
+    const std::chrono::steady_clock::time_point end(until);
     sleeping_ = true;
-    if (until == kNever)
-      changed_.wait(lock, stirred);
-    else
-      changed_.wait_until(lock, std::chrono::steady_clock::time_point(until), stirred);
+    bool late = false;
+    while (!woken_ && mails_.empty() && !late) {
+      if (until == kNever)
+        lock.wait(changed_);
+      else
+        late = lock.wait_until(changed_, end) == std::cv_status::timeout;
+    }
     sleeping_ = false;
     woken_ = false;
   }
   void wake() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     woken_ = true;
     if (sleeping_) changed_.notify_one();
   }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Mail> mails_;
+  std::vector<Mail> mails_ WEFT_GUARDED_BY(mutex_);
   std::atomic<bool> has_mail_{false};
-  bool sleeping_ = false;
-  bool woken_ = false;
-  bool closed_ = false;
+  bool sleeping_ WEFT_GUARDED_BY(mutex_) = false;
+  bool woken_ WEFT_GUARDED_BY(mutex_) = false;
+  bool closed_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 class ThreadsTransport;
@@ -117,15 +119,15 @@ struct ThreadsWorld::Shared {
     arena.deallocate(envelope, sizeof(Envelope));
   }
   std::string reason_of(int rank) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     return reasons[static_cast<std::size_t>(rank)];
   }
 
   ThreadsOptions options;
   SteadyClock clock;
   Arena arena;
-  std::mutex mutex;
-  std::vector<std::string> reasons;  // of each rank that said goodbye
+  Mutex mutex;
+  std::vector<std::string> reasons WEFT_GUARDED_BY(mutex);  // of each rank that said goodbye
   std::vector<std::unique_ptr<Mailbox>> boxes;
   std::vector<std::unique_ptr<Transport>> transports;
 };
@@ -144,7 +146,7 @@ class ThreadsTransport final : public Transport {
         left_(static_cast<std::size_t>(shared.options.ranks), false),
         reason_of_([&shared](int r) { return shared.reason_of(r); }),
         leave_([&shared, rank](const std::string& reason) {
-          const std::lock_guard lock(shared.mutex);
+          const Lock lock(shared.mutex);
           shared.reasons[static_cast<std::size_t>(rank)] = reason;
         }) {}
   ~ThreadsTransport() override { close(""); }

@@ -1,10 +1,10 @@
 #include "weft/world.h"
 
 #include <algorithm>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/worker_pool.h"
 #include "step/figures.h"
 #include "transports/endpoint.h"
@@ -60,16 +60,17 @@ class EmulatedNetwork {
 class FirstFailure {
  public:
   void set(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!error_) error_ = std::move(error);
   }
-  void rethrow() const {
+  void rethrow() {
+    const Lock lock(mutex_);
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
+  Mutex mutex_;
+  std::exception_ptr error_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -43,6 +43,27 @@ GOOD_COROUTINES = [
     "co_await g(1'000, 'x', u'{');",
     "switch (co_await a()) {\n  case 1: {\n    co_await b();\n    break;\n  }\n  default:\n    co_await d();\n}",
 ]
+MUTEX = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../src/base/mutex.h")
+# Three ways to count; which of them holds the lock?
+COUNTER = """#include "base/mutex.h"
+
+class Counter {
+ public:
+  void add() {
+    BODY
+  }
+
+ private:
+  void add_locked() WEFT_REQUIRES(mutex_) { ++count_; }
+  weft::Mutex mutex_;
+  int count_ WEFT_GUARDED_BY(mutex_) = 0;
+};
+
+void count() { Counter().add(); }
+"""
+UNLOCKED = ("++count_;", "add_locked();", "{ const weft::Lock lock(mutex_); }\n    ++count_;",
+            "weft::Lock lock(mutex_);\n    lock.unlock();\n    ++count_;")
+LOCKED = ("const weft::Lock lock(mutex_);\n    ++count_;", "const weft::Lock lock(mutex_);\n    add_locked();")
 GOOD_HEADER = "#pragma once\n\n#include <string>\n\ninline std::string name() { return {}; }\n"
 
 
@@ -166,9 +187,12 @@ def check_sizes(controls):
 
 def check_compilers(controls):
     """Form, clang-tidy and public headers, in one planted tree: one file breaks each rule, one breaks none."""
+    with open(MUTEX, encoding="utf-8") as file:
+        mutex = file.read()
+    counters = {f"counter{i}.cc": COUNTER.replace("BODY", body) for i, body in enumerate(UNLOCKED + LOCKED)}
     folder, files = planted({
         ".clang-format": "BasedOnStyle: Google\n",
-        ".clang-tidy": "Checks: '-*,bugprone-*'\nWarningsAsErrors: '*'\nHeaderFilterRegex: '/src/'\n",
+        ".clang-tidy": "Checks: '-*,bugprone-*,clang-diagnostic-*'\nWarningsAsErrors: '*'\nHeaderFilterRegex: '/src/'\n",
         "include/weft/good.h": GOOD_HEADER,
         "include/weft/needs_more.h": "#pragma once\ninline std::string name() { return {}; }\n",
         "include/weft/reaches.h": '#pragma once\n#include "weft/fmt/core.h"\n',
@@ -176,14 +200,16 @@ def check_compilers(controls):
         "src/base/form.cc": "int  f( ){return 1;}\n",
         "src/base/suspicious.h": "#pragma once\ninline bool g(bool b) {\n  if (b)\n    return true;\n"
                                  "  else\n    return true;\n}\n",
+        "src/base/mutex.h": mutex,
+        **{f"src/base/{name}": text for name, text in counters.items()},
         "src/base/tidy.cc": '#include "base/suspicious.h"\n\nbool h() { return g(true); }\n',
     })
     build = os.path.join(folder.name, "build")
     cache = tree.Cache(os.path.join(build, "cache"))
     with open(os.path.join(build, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump([{"directory": folder.name, "file": os.path.join(folder.name, "src/base", name),
-                    "command": f"clang++-19 -std=c++20 -I{folder.name}/src -c {folder.name}/src/base/{name}"}
-                   for name in ("tidy.cc", "form.cc")], file)
+                    "command": f"clang++-19 -std=c++20 -Wthread-safety -I{folder.name}/src -c {folder.name}/src/base/{name}"}
+                   for name in ("tidy.cc", "form.cc", *counters)], file)
 
     def said(problems, path):
         return [message for where, _, message in problems if where == path]
@@ -198,6 +224,9 @@ def check_compilers(controls):
         found, _ = clang.check_tidy(files, build, cache)
         controls.expect(f"tidy, {attempt}", said(found, "src/base/suspicious.h"), "bugprone-branch-clone")
         controls.expect(f"tidy, {attempt}", said(found, "src/base/form.cc"), None)
+        for i, body in enumerate(UNLOCKED + LOCKED):
+            wanted = "clang-diagnostic-thread-safety-analysis" if body in UNLOCKED else None
+            controls.expect(f"tidy, {attempt}: {body}", said(found, f"src/base/counter{i}.cc"), wanted)
     # A header that changes must not be answered from the cache.
     files.texts["src/base/suspicious.h"] = "#pragma once\ninline bool g(bool b) { return b; }\n"
     with open(os.path.join(folder.name, "src/base/suspicious.h"), "w", encoding="utf-8") as file:
