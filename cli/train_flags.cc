@@ -20,6 +20,19 @@ std::string list_of(const std::vector<std::string_view>& names) {
   return list;
 }
 
+namespace {
+
+std::uint64_t parse_seed(const std::string& text) {
+  std::uint64_t seed = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, seed);
+  if (text.empty() || error != std::errc() || rest != end)
+    throw UsageError("--seed must be a whole number from 0 to 2^64 - 1, not '" + text + "'");
+  return seed;
+}
+
+}  // namespace
+
 void add_model_flags(Settings& s, TrainFlags& t) {
   s.group("Model");
   s.add("model", t.options.model, list_of(model_names()) + " (default gpt)");
@@ -43,7 +56,12 @@ void add_data_flags(Settings& s, TrainFlags& t) {
   s.add("global-batch", t.options.global_batch, "sequences of a step, of all ranks together");
   s.add("length", t.options.length, "tokens of a sequence; 0: the context");
   s.add("accumulate", t.options.accumulate, "micro-batches of a step");
-  s.add("seed", t.options.seed, "of weights, order of the data, dropout");
+  // By its text: CLI11 takes what is below zero, or too large, for another number.
+  s.add(
+       "seed", [&t](const std::string& text) { t.options.seed = parse_seed(text); },
+       [&t] { return std::to_string(t.options.seed); }, "of weights, order of the data, dropout")
+      ->type_name("NUMBER")
+      ->default_str(std::to_string(t.options.seed));
 }
 
 void add_gradient_flags(Settings& s, TrainFlags& t) {

@@ -268,7 +268,7 @@ class BadInputTest(TrainTest):
         (self.folder / "empty.txt").write_text("")
         self.refused("--text", "empty.txt", says="empty")
         for arguments, says in (((*TINY, "--width", "65536", "--layers", "96"), "are free"),
-                                ((*TINY, "--synthetic-tokens", "9"), "too few")):
+                                (("--preset", "tiny", "--data", "synthetic", "--synthetic-tokens", "9"), "too few")):
             self.refused(*arguments, says=says, before=(WEFT, "launch", "-n", "2", "--"))
         self.assertEqual([p.name for p in self.folder.iterdir()], ["empty.txt"])  # nothing is left behind
 
