@@ -10,6 +10,8 @@
 #include <memory>
 #include <mutex>
 
+#include "data/open.h"
+#include "data_parallel/data_parallel.h"
 #include "state/checkpoint.h"
 #include "weft/error.h"
 #include "weft_torch/train/replica.h"
