@@ -94,6 +94,7 @@ class Meter {
   // cache is what the phases of others have left there.
   void repeat() {
     each(&Meter::selection);
+    each(&Meter::arrivals);
     each(&Meter::cuts);
     each(&Meter::codes);
     each(&Meter::lists);
@@ -161,7 +162,7 @@ class Meter {
   }
 
   // Something arrives for half of the blocks before they are cut.
-  void cuts(Rank& r) {
+  void arrivals(Rank& r) {
     time_blocks(
         costs_.scatter_entry,
         [&](std::size_t b) {
@@ -179,6 +180,9 @@ class Meter {
           return 2 * all.size() + r.theirs[b].size();
         },
         2);
+  }
+
+  void cuts(Rank& r) {
     time_blocks(costs_.cut_candidate, [&](std::size_t b) {
       cut(r.work.staged, deal_, static_cast<int>(b), quotas_[b], r.work.candidates, r.work.selected[b]);
       return r.work.candidates.blocks[b].count;

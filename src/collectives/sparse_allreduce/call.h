@@ -99,12 +99,17 @@ struct SparseCall {
     spend_pass();
   }
   void spend_pass() const { spend(kernels->scan_element / threads, gradient.size()); }
-  void spend_cut(int block, std::int64_t length) const {  // REQUIRES: before it
+  // How often a block has been read again because its candidates were not enough.
+  std::int64_t readings(int block) const {
+    const std::vector<BlockCandidates>& all = work->candidates.blocks;
+    const auto at = static_cast<std::size_t>(block);
+    return at < all.size() ? all[at].read_again : 0;
+  }
+  // Of a cut that was made; `before`: its readings before it.
+  void spend_cut(int block, std::int64_t length, std::int64_t before) const {
     const BlockCandidates& found = work->candidates.blocks[static_cast<std::size_t>(block)];
-    if (found.complete)
-      spend(kernels->cut_candidate, found.count);
-    else
-      spend(kernels->read_element, static_cast<std::size_t>(length));
+    if (found.complete) spend(kernels->cut_candidate, found.count);
+    if (found.read_again > before) spend(kernels->read_element, static_cast<std::size_t>(length));
   }
   double spent() const { return std::exchange(work->spent, 0.0); }
 };

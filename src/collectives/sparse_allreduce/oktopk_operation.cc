@@ -85,8 +85,9 @@ void OkOperation::select_local() {
   call.spend_pass();
   if (non_finite) return;
   if (!found.complete || far_off(static_cast<std::int64_t>(found.count))) {
-    call.spend_cut(0, length());
+    const std::int64_t readings = call.readings(0);
     non_finite = !cut(work.staged, whole, 0, call.k, work.candidates, selected());
+    call.spend_cut(0, length(), readings);
     next.local = least_magnitude(selected());
     return round_selected();
   }

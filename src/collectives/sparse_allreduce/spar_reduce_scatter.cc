@@ -27,8 +27,9 @@ void cut_block(SparOperation& op, int block, std::int64_t quota) {
   selected.clear();
   if (op.non_finite) return;
   SparseWork& work = *op.call.work;
-  op.call.spend_cut(block, op.length_of(block));
+  const std::int64_t readings = op.call.readings(block);
   op.non_finite |= !cut(work.staged, op.deal, block, quota, work.candidates, selected);
+  op.call.spend_cut(block, op.length_of(block), readings);
 }
 
 void cut_bag(SparOperation& op, const Hop& hop) {

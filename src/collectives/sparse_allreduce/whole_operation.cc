@@ -18,12 +18,13 @@ void WholeOperation::select() {
   const Stopwatch watch(call.result->select_seconds);
   SparseWork& work = *call.work;
   const std::int64_t quota[] = {call.k};
+  const std::int64_t readings = call.readings(0);
   non_finite = !select_topk(call.step(), whole, quota, work.candidates, std::span(work.selected).first(1),
                             call.threads)
                     .finite;
   call.spend_selection();
   if (non_finite) return selected().clear();
-  call.spend_cut(0, length());
+  call.spend_cut(0, length(), readings);
 }
 
 void WholeOperation::round(Entries& entries) {
