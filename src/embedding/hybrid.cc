@@ -115,6 +115,7 @@ int HybridEmbedding::place_of(int table, TableExchange exchange) const {
 
 std::vector<std::string> HybridEmbedding::gradients() const {
   std::vector<std::string> out;
+  out.reserve(tables_.size());
   for (const auto& table : tables_) out.push_back(table->info().name);
   return out;
 }
@@ -188,15 +189,15 @@ void HybridEmbedding::weave(Weaver& weaver) const {
       if (phase == Phase::steady) weaver.before(reads, wait_of(update, 1));
     }
     if (phase != Phase::settle) {
-      const bool begins = phase == Phase::first || (!chained && options_.horizontal);
-      if (begins && phase == Phase::first)
-        weaver.at_begin(start_of(rows, 0));
-      else if (begins && options_.updates_wait)
+      const bool steady = phase == Phase::steady;
+      const bool behind_verdict = steady && options_.horizontal && options_.updates_wait;
+      const bool where_read = steady && !options_.horizontal;
+      if (behind_verdict)
         weaver.after(last_update, start_of(rows, 0));
-      else if (begins)
-        weaver.at_begin(start_of(rows, 0));
-      else if (!chained)
+      else if (where_read)
         weaver.before(reads, start_of(rows, 0));
+      else if (!steady || !chained)
+        weaver.at_begin(start_of(rows, 0));
       weaver.before(reads, wait_of(ids, 0));
       if (early >= 0 && phase == Phase::steady) weaver.before(reads, wait_of(early, 0));
       weaver.before(reads, wait_of(rows, 0));

@@ -289,7 +289,7 @@ class Table final : public HybridTable {
   static Task<void> early(Comm comm, Table* table, Step* s, Step* now, Step* before) {
     const Ticket gathered = s->ticket(TableExchange::ids);
     co_await gathered;
-    auto divide = [table, s, now, &comm] {
+    auto divide = [s, now, &comm] {
       s->early.of_rank.resize(s->ids.of_rank.size());
       s->late.of_rank.resize(s->ids.of_rank.size());
       for (std::size_t r = 0; r < s->ids.of_rank.size(); ++r) {

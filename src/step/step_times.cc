@@ -48,6 +48,7 @@ StepTimes median_of(std::span<const StepTimes> steps) {
     for (std::size_t i = 0; i < numbers.size(); ++i) of_number[i].push_back(numbers[i]);
   }
   std::vector<double> medians;
+  medians.reserve(of_number.size());
   for (std::vector<double>& values : of_number) medians.push_back(median(std::move(values)));
   return with_numbers(steps.front(), medians);
 }

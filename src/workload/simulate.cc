@@ -288,6 +288,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
   std::vector<EmulatedSteps> out;
   try {
     std::vector<Strategies*> strategies;
+    strategies.reserve(all.size());
     for (const std::unique_ptr<SimulatedRank>& rank : all) strategies.push_back(&rank->strategies());
     const int distinct = verify_together(strategies, 1);
     if (simulation.distinct_tables != nullptr) *simulation.distinct_tables = distinct;
