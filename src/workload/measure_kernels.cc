@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "base/statistics.h"
@@ -90,8 +91,8 @@ class Meter {
     shape_ = {.rows = side, .columns = side, .rank = kMany};
   }
 
-  // The ranks take turns where they would in an operation, with a message between: what a phase finds in the
-  // cache is what the phases of others have left there.
+  // The ranks take turns where they would in an operation, with a message between, each on a thread of its own:
+  // what a phase finds in the caches, of whichever core it gets, is what the phases of others have left there.
   void repeat() {
     each(&Meter::selection);
     each(&Meter::arrivals);
@@ -125,7 +126,10 @@ class Meter {
 
  private:
   void each(void (Meter::*phase)(Rank&)) {
-    for (const std::unique_ptr<Rank>& rank : ranks_) (this->*phase)(*rank);
+    for (const std::unique_ptr<Rank>& rank : ranks_) {
+      std::thread thread([&] { (this->*phase)(*rank); });
+      thread.join();
+    }
   }
   // `work` returns how many units it was.
   template <class Work>
