@@ -19,7 +19,9 @@ namespace weft {
 
 class World {
  public:
-  virtual ~World() = default;  // says goodbye; what is in flight fails
+  // Waits for what is in flight, a plan that the ranks are still comparing for example, then says goodbye.
+  // Where an exception ends it or its engine was told to abandon(), what is in flight fails.
+  virtual ~World() = default;
 
   virtual Engine& engine() = 0;
   virtual std::string_view transport() const = 0;  // its name

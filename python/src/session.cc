@@ -180,6 +180,7 @@ void Session::close() {
   try {
     python::wait(world_->engine(), world_->engine().settled());
   } catch (const py::error_already_set&) {  // Ctrl-C: what is in flight fails
+    abandon("rank " + std::to_string(world_->rank()) + " was interrupted while it left");
     close_now();
     throw;
   }

@@ -74,8 +74,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
  private:
   Session() = default;
-  void close_now();  // what is in flight fails
-  void let_go();     // of what has ended
+  void close_now();
+  void let_go();  // of what has ended
 
   pid_t process_ = 0;
   std::shared_ptr<Trace> trace_;  // outlives the world

@@ -1,5 +1,7 @@
 #include "world/running_world.h"
 
+#include <exception>
+
 #include "base/units.h"
 #include "transports/endpoint.h"
 #include "world/figures.h"
@@ -34,7 +36,8 @@ RunningWorld::RunningWorld(Transport& transport, const Parts& parts)
     : name_(transport.name()),
       log_(parts.config->log, transport.rank()),
       engine_(transport, engine_options(parts, log_), parts.pool),
-      thread_(engine_) {
+      thread_(engine_),
+      unwinding_(std::uncaught_exceptions()) {
   const Config& config = *parts.config;
   const KeptFigures kept(transport.rank() == 0 ? config.figures : "");
   const LinkCost* known = kept.known() != nullptr ? kept.known() : parts.known_cost;
@@ -48,6 +51,14 @@ RunningWorld::RunningWorld(Transport& transport, const Parts& parts)
   const LinkCost& cost = engine_.world().cost();
   log_.info("a hop takes " + duration_text(from_seconds(cost.hop_seconds)) + ", a port carries " +
             std::to_string(1e-6 / cost.seconds_per_byte) + " MB/s");
+}
+
+RunningWorld::~RunningWorld() {
+  if (std::uncaught_exceptions() > unwinding_) return;
+  try {
+    engine_.settled().wait();
+  } catch (...) {  // the job has failed: whoever waits for its operations is told
+  }
 }
 
 }  // namespace weft

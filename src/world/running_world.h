@@ -23,6 +23,7 @@ class RunningWorld : public World {
 
   // Ends when all ranks have agreed.
   RunningWorld(Transport& transport, const Parts& parts);
+  ~RunningWorld() override;
 
   Engine& engine() override { return engine_; }
   std::string_view transport() const override { return name_; }
@@ -32,6 +33,7 @@ class RunningWorld : public World {
   Log log_;
   Engine engine_;
   CommunicationThread thread_;
+  const int unwinding_;  // exceptions under way when the world began
 };
 
 }  // namespace weft

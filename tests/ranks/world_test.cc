@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "files.h"
@@ -233,6 +234,30 @@ TEST(World, TrafficCountsPayloadAndFrames) {
     EXPECT_EQ(after.wire_bytes_sent - before.wire_bytes_sent, 4000u + 64 * messages);
     world.barrier();
   });
+}
+
+// Rank 0 submits and goes, rank 1 comes later: what rank 0 left in flight ends well on both.
+TEST(World, ARankThatGoesFinishesWhatItHasInFlight) {
+  for (const bool throws : {false, true}) {  // true: control
+    std::vector<std::vector<float>> sums(2, std::vector<float>(100'000, 1.0F));
+    std::vector<Ticket> tickets(2);
+    const auto body = [&](World& world) {
+      const auto r = static_cast<std::size_t>(world.rank());
+      if (r == 1) std::this_thread::sleep_for(100ms);
+      const Dense data(std::span<float>{sums[r]});
+      tickets[r] = world.engine().submit(world.comm(), {.slot = 1},
+                                         [data](Comm comm) { return all_reduce(comm, data); });
+      if (throws && r == 0) throw std::runtime_error("rank 0 cannot go on");
+    };
+    if (throws) {
+      EXPECT_THROW(run_ranks(2, body), std::runtime_error);
+      EXPECT_THROW(tickets[1].wait(), TransportError);
+      continue;
+    }
+    run_ranks(2, body);
+    for (const Ticket& t : tickets) t.wait();
+    EXPECT_EQ(sums, std::vector(2, std::vector<float>(100'000, 2.0F)));
+  }
 }
 
 TEST(World, AloneWithoutALauncher) {
