@@ -152,8 +152,7 @@ void BucketRun::begin_in_place() {
   for (std::size_t i = 0; i < work.residual.size(); ++i) sum[i] += static_cast<T>(work.residual[i]);
   work.has_staged = false;
   work.staged.clear();
-  work.next_thresholds = work.thresholds;
-  work.next_team_quota = work.team_quota;
+  work.stage_controllers();
   result.contents() = SparseResult::Contents{.deal = result.contents().deal, .blocks = {}, .dense = {}};
 }
 
@@ -248,9 +247,7 @@ void BucketRun::finish_low_rank(int size) {
   const Stopwatch watch(contents.select_seconds);
   contents.dense.resize(gradient.size());
   contents.finite = low_rank->finish(work.staged, contents.dense, size);
-  // What else a commit takes stays as it is.
-  work.next_thresholds = work.thresholds;
-  work.next_team_quota = work.team_quota;
+  work.stage_controllers();
   work.has_staged = contents.finite;
 }
 

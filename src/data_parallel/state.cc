@@ -48,6 +48,12 @@ bool takes_quota(std::int64_t length, std::span<const std::int64_t> q) {
     refuse_controllers("team quota", length);
   return true;
 }
+bool takes_figures(std::int64_t length, std::span<const double> f) {
+  const bool fits = f.size() == 3 && f[0] >= 0 && f[0] <= static_cast<double>(kMostSteps) &&
+                    f[0] == std::floor(f[0]) && f[1] >= 0 && f[2] >= 0 && f[2] <= 1;
+  if (!fits) refuse_controllers("team figures", length);
+  return true;
+}
 bool takes_thresholds(std::int64_t length, std::span<const float> t) {
   if (t.size() != 2 || !(t[0] >= 0) || !(t[1] >= 0)) refuse_controllers("thresholds", length);
   return true;
@@ -284,6 +290,19 @@ void ParameterState::add_controllers(std::vector<LiveRow>& rows, int b) {
         q = v.empty() ? TeamQuota{} : TeamQuota{.entries = v[0], .step = v[1], .inertia = v[2] == 1};
       },
       [length](const Shard&, Bytes values) { return takes_quota(length, as<std::int64_t>(values)); });
+  add(
+      "team_figures", DType::float64, 3,
+      [&f = work.team_figures](auto& scratch) {
+        return put<double>(scratch, {static_cast<double>(f.operations), f.entry_bytes, f.overlap});
+      },
+      [&f = work.team_figures](Bytes values) {
+        const auto v = as<double>(values);
+        f = v.empty()
+                ? TeamFigures{}
+                : TeamFigures{
+                      .operations = static_cast<std::int64_t>(v[0]), .entry_bytes = v[1], .overlap = v[2]};
+      },
+      [length](const Shard&, Bytes values) { return takes_figures(length, as<double>(values)); });
   Thresholds& t = work.thresholds;
   add(
       "thresholds", DType::float32, 2,

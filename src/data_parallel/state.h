@@ -5,7 +5,7 @@
 //   velocity   sum      with momentum correction: what its gradients have gathered on this rank
 //   scale      same     what its bucket's quota follows (quotas.h)
 //   factor     same     of a matrix that is compressed to low rank: where the next step begins
-//   team_quota, thresholds, threshold_steps, regions
+//   team_quota, team_figures, thresholds, threshold_steps, regions
 //              restart  of each bucket: controllers of its algorithm. They go along where a bucket holds the
 //                       same parameters, else they start anew
 //

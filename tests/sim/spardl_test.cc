@@ -425,6 +425,13 @@ TEST(Teams, TheCostModelTakesMoreTeamsWhereLatencyRules) {
   EXPECT_GT(asked(8, "b-sag").teams, 1);
   EXPECT_TRUE(asked(8, "r-sag").recursive);
   EXPECT_EQ(asked(7, "r-sag").teams, 1) << "there is none";
+  // Measured: lists of teams that meet nowhere are k/7 long, 6 k/7 against 12 k/7 entries.
+  const auto measured = [&](double overlap) {
+    return choose_teams(7, 10'000'000, 100'000, slow, wire::SparseCodec::packed, "auto",
+                        {.entry_bytes = 5, .overlap = overlap});
+  };
+  EXPECT_EQ(measured(0).teams, 7);
+  EXPECT_EQ(measured(1).teams, 1);
   // d = 2 saves a round of 2 ceil(log2 P) and costs no words (docs of the paper): free for even P.
   EXPECT_EQ(choose_teams(8, 25'000'000, 250'000, slow).teams, 2);
 }

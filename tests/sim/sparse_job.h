@@ -65,6 +65,9 @@ class SparseJob {
   const SendLog& log(int r) const { return *logs_[static_cast<std::size_t>(r)]; }
   SparseOptions& options() { return options_; }
   std::uint32_t last_step() const { return step_ - 1; }
+  void plan_by(int r, const LinkCost& cost) {
+    ranks_[static_cast<std::size_t>(r)]->endpoint().set_cost(cost);
+  }
 
   void step(bool commit = true) {
     for (int r = 0; r < size(); ++r) {

@@ -27,6 +27,18 @@ struct TeamQuota {
   friend bool operator==(const TeamQuota&, const TeamQuota&) = default;
 };
 
+// What an operation that chooses its teams goes by; the same on all ranks. Measured when B-SAG's controllers
+// have had time to settle, and again by the same period.
+struct TeamFigures {
+  static constexpr std::int64_t kPeriod = 64;  // operations
+  std::int64_t operations = 0;                 // since the start
+  double entry_bytes = 0;                      // on the wire; 0: by the codec's formula
+  // Of the lists that B-SAG adds: a list of the quota's union is quota d^(overlap - 1) long. 0: no index is in
+  // two of them; 1: all are in all, B-SAG's bound.
+  double overlap = 1;
+  friend bool operator==(const TeamFigures&, const TeamFigures&) = default;
+};
+
 // Ok-Topk's thresholds and regions.
 struct Thresholds {
   float local = 0;                    // of this rank; 0: to be evaluated
@@ -44,6 +56,7 @@ struct SparseWork {
   bool has_staged = false;
   TeamQuota team_quota, next_team_quota;
   Thresholds thresholds, next_thresholds;
+  TeamFigures team_figures, next_team_figures;
   // Memory of a step, kept warm.
   Candidates candidates;
   // Of each block: what this rank cut out of it; and where something was added to it, with this rank's own
@@ -55,6 +68,13 @@ struct SparseWork {
   std::vector<Entries> lists;  // of each rank: what came from it
   std::vector<float> errors;
   double spent = 0;  // virtual seconds of what was computed since somebody took them (SparseCall::spent)
+
+  // A commit leaves the controllers as they are, but for what an operation changes from here on.
+  void stage_controllers() {
+    next_team_quota = team_quota;
+    next_thresholds = thresholds;
+    next_team_figures = team_figures;
+  }
 };
 
 struct SparseResult::Contents {
@@ -138,6 +158,7 @@ struct SparseShape {
   bool recursive = false;
   Deal::Kind blocks = Deal::Kind::dealt;
   wire::SparseCodec codec = wire::SparseCodec::coo;
+  TeamFigures measured{};
   // By which the dense rows choose their algorithm.
   LinkCost link{};
   std::size_t micro_op_bytes = std::size_t{1} << 20;
@@ -169,15 +190,15 @@ const SparseAlgorithm& find_sparse_algorithm(std::string_view name);
 std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape);
 // Predicted seconds on the wire.
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link);
-// The number of teams with the least predicted time in the codec's bytes, and whether they gather by R-SAG.
-// B-SAG counts at its bound. Of those that gather as asked for (auto, r-sag, b-sag), with at least two teams
+// The number of teams with the least predicted time, and whether they gather by R-SAG: by what was measured,
+// else by the codec's formula and B-SAG's bound. Of those that gather as asked for (auto, r-sag, b-sag), with at least two teams
 // where that is said. One team where no number of them can.
 struct TeamChoice {
   int teams = 1;
   bool recursive = false;
 };
 TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link,
-                        wire::SparseCodec codec = wire::SparseCodec::packed,
-                        std::string_view gather = "auto");
+                        wire::SparseCodec codec = wire::SparseCodec::packed, std::string_view gather = "auto",
+                        const TeamFigures& measured = {});
 
 }  // namespace weft

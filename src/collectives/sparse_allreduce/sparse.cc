@@ -11,6 +11,7 @@
 #include "collectives/registry.h"
 #include "collectives/sparse_allreduce/call.h"
 #include "kernels/sparse.h"
+#include "weft/collective.h"
 #include "weft/error.h"
 #include "wire/frame.h"
 
@@ -33,8 +34,8 @@ void choose_gather(const Comm& comm, const SparseOptions& options, SparseCall& c
     refuse("gather '" + std::string(options.gather) + "' is none of: auto, r-sag, b-sag");
   }
   if (options.teams == 0) {
-    const TeamChoice choice =
-        choose_teams(comm.size(), call.work->length, call.k, comm.cost(), call.codec, options.gather);
+    const TeamChoice choice = choose_teams(comm.size(), call.work->length, call.k, comm.cost(), call.codec,
+                                           options.gather, call.work->team_figures);
     if (options.gather == "r-sag" && comm.size() > 1 && choice.teams == 1)
       refuse("r-sag needs a power of two of teams, and " + std::to_string(comm.size()) + " ranks have none");
     call.teams = choice.teams;
@@ -74,6 +75,16 @@ SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseStat
   return call;
 }
 
+// Of this rank's list with those of the other teams (TeamFigures).
+double overlap_of(const Comm& comm, const SparseCall& call) {
+  const int members = comm.size() / call.teams;
+  const auto quota =
+      static_cast<double>(Deal(call.blocks, members, call.work->length).quota(comm.rank() % members, call.k));
+  const auto list = static_cast<double>(call.work->next_team_quota.entries);
+  if (call.teams == 1 || call.recursive || quota == 0 || list == 0) return 1;
+  return std::clamp(1 + std::log(list / quota) / std::log(call.teams), 0.0, 1.0);
+}
+
 // Everything that must be equal on all ranks goes into the fingerprint.
 void declare(const Comm& comm, const SparseAlgorithm& row, const SparseCall& call) {
   std::uint64_t agreed = mix(static_cast<std::uint64_t>(call.work->length));
@@ -90,6 +101,31 @@ void declare(const Comm& comm, const SparseAlgorithm& row, const SparseCall& cal
                                       .dtype = static_cast<std::uint8_t>(DType::float32),
                                       .count = wire::count_hash(agreed)};
   comm.declare(wire::pack(fingerprint));
+}
+
+// Above SparDL's 3 ceil(log2 P).
+constexpr std::uint32_t kFiguresHop = 128;
+
+// Everybody tells what it sent and how long its list had to be; what all go by is the mean.
+Task<void> measure_teams(Comm comm, SparseCall call) {
+  struct Told {
+    double entries = 0, bytes = 0, overlap = 1;
+  };
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  std::vector<Told> told(static_cast<std::size_t>(comm.size()));
+  told[rank] = {static_cast<double>(call.result->entries_sent),
+                static_cast<double>(call.result->entry_bytes_sent), overlap_of(comm, call)};
+  const Dense data(std::as_writable_bytes(std::span(told)));
+  co_await all_gather(comm, data);
+  Told sum{.overlap = 0};
+  for (const Told& one : told) {
+    sum.entries += one.entries;
+    sum.bytes += one.bytes;
+    sum.overlap += one.overlap;
+  }
+  TeamFigures& figures = call.work->next_team_figures;
+  if (sum.entries > 0) figures.entry_bytes = sum.bytes / sum.entries;
+  if (call.teams > 1 && !call.recursive) figures.overlap = sum.overlap / comm.size();
 }
 
 }  // namespace
@@ -119,6 +155,7 @@ void SparseState::commit() {
   if (!work_->has_staged) throw UsageError("SparseState::commit: no step is staged");
   work_->residual.swap(work_->staged);
   work_->team_quota = work_->next_team_quota;
+  work_->team_figures = work_->next_team_figures;
   std::swap(work_->thresholds, work_->next_thresholds);
   work_->has_staged = false;
 }
@@ -195,8 +232,7 @@ Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseS
   call.work->has_staged = false;
   call.work->spent = 0;
   call.work->staged.resize(row.lossless ? 0 : gradient.size());
-  call.work->next_thresholds = call.work->thresholds;
-  call.work->next_team_quota = call.work->team_quota;
+  call.work->stage_controllers();
   *call.result = SparseResult::Contents{.deal = call.result->deal,
                                         .blocks = std::move(call.result->blocks),
                                         .dense = std::move(call.result->dense)};
@@ -207,6 +243,9 @@ Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseS
     call.result->is_dense = false;
     co_return;
   }
+  if (row.teams && options.teams == 0 &&
+      ++call.work->next_team_figures.operations % TeamFigures::kPeriod == 0)
+    co_await measure_teams(comm.hops_from(kFiguresHop), call);
   call.work->has_staged = true;
 }
 

@@ -22,6 +22,12 @@ SparseRun sparse_dense_bf16;
 
 namespace {
 
+// Of a team, in B-SAG.
+std::int64_t bruck_list(const SparseShape& s, std::int64_t quota) {
+  const double share = std::pow(s.teams, s.measured.overlap - 1);
+  return static_cast<std::int64_t>(std::ceil(share * static_cast<double>(quota)));
+}
+
 // What the busiest position of a team sends: all quotas but its own, then the bags of the gather, then its
 // SAG.
 std::int64_t spardl_entries(const SparseShape& s) {
@@ -42,7 +48,7 @@ std::int64_t spardl_entries(const SparseShape& s) {
       sent += upto[static_cast<std::size_t>(r) + static_cast<std::size_t>(hop.count)] -
               upto[static_cast<std::size_t>(r)];
     }
-    if (s.teams > 1) sent += own * (s.recursive ? log2_ceil(s.teams) : s.teams - 1);
+    if (s.teams > 1) sent += s.recursive ? own * log2_ceil(s.teams) : bruck_list(s, own) * (s.teams - 1);
     most = std::max(most, sent);
   }
   return most;
@@ -195,12 +201,17 @@ std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape)
   const std::int64_t plain = 8 * entries + 4 * row.heads(shape);
   const bool dense = entries == 0 || (row.may_go_dense != nullptr && row.may_go_dense(shape));
   if (dense || shape.codec == wire::SparseCodec::coo) return plain;
+  const auto coded = [&](double entry_bytes) {
+    return static_cast<std::int64_t>(std::ceil(entry_bytes * static_cast<double>(entries))) +
+           8 * row.heads(shape);
+  };
+  if (shape.measured.entry_bytes > 0) return coded(shape.measured.entry_bytes);
   const double spacing =
       static_cast<double>(shape.length) / static_cast<double>(std::max<std::int64_t>(1, shape.k));
   double bits = spacing;
   for (int r = 1; r < 32; ++r) bits = std::min(bits, r + 1 + std::ldexp(spacing, -r));
   bits += shape.codec == wire::SparseCodec::packed_bf16 ? 16 : 32;
-  return static_cast<std::int64_t>(std::ceil(bits / 8 * static_cast<double>(entries))) + 8 * row.heads(shape);
+  return coded(bits / 8);
 }
 
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link) {
@@ -209,7 +220,7 @@ double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape,
 }
 
 TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link,
-                        wire::SparseCodec codec, std::string_view gather) {
+                        wire::SparseCodec codec, std::string_view gather, const TeamFigures& measured) {
   TeamChoice best;
   double least = 0;
   for (int teams = 1; teams <= size; ++teams) {
@@ -218,8 +229,13 @@ TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const Lin
       if (teams > 1 && recursive && !std::has_single_bit(static_cast<unsigned>(teams))) continue;
       if (teams == 1 && (recursive || gather != "auto")) continue;
       if ((recursive && gather == "b-sag") || (!recursive && gather == "r-sag")) continue;
-      const SparseShape shape{
-          .size = size, .length = length, .k = k, .teams = teams, .recursive = recursive, .codec = codec};
+      const SparseShape shape{.size = size,
+                              .length = length,
+                              .k = k,
+                              .teams = teams,
+                              .recursive = recursive,
+                              .codec = codec,
+                              .measured = measured};
       const double seconds = sparse_wire_seconds(kRows[0], shape, link);
       if (least != 0 && seconds >= least) continue;
       least = seconds;
