@@ -6,9 +6,10 @@
 #include <condition_variable>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace weft::python {
 
@@ -22,7 +23,7 @@ constexpr std::chrono::milliseconds kSlice{50};
 class Signal {
  public:
   void set() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     set_ = true;
     changed_.notify_all();
   }
@@ -35,13 +36,15 @@ class Signal {
  private:
   bool wait_slice() {
     const py::gil_scoped_release released;
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, kSlice, [this] { return set_; });
+    const auto end = std::chrono::steady_clock::now() + kSlice;
+    const Lock lock(mutex_);
+    while (!set_ && lock.wait_until(changed_, end) == std::cv_status::no_timeout) continue;
+    return set_;
   }
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  bool set_ = false;
+  bool set_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 // To await a ticket is to say that somebody waits for it, as Ticket::wait() does: held traffic starts.

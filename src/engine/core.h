@@ -4,10 +4,10 @@
 // Thread: the engine's, except where weft/engine.h says any.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -72,8 +72,8 @@ class Engine::Core {
     Core* engine = nullptr;
     std::exception_ptr cause;
   };
-  std::mutex abandon_mutex_;
-  Abandon abandon_;  // guarded by the mutex until it is posted
+  std::atomic<bool> abandoned_{false};
+  Abandon abandon_;  // of the first who abandons
 };
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/mutex.h"
 #include "engine/core.h"
 #include "engine/scheduler.h"
 #include "engine/submission.h"
@@ -141,7 +142,7 @@ std::string what_passed(const Submission& s, Time now) {
 // Submissions come from any thread and end on the engine's.
 struct Engine::Core::Identities {
   void enter(Submission& s) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (const Submission* other = table.front(s.key)) {
       throw UsageError("submit: " + title(s.operation) + " has the slot and step of " +
                        std::string(other->operation.name) +
@@ -150,11 +151,11 @@ struct Engine::Core::Identities {
     table.push(s);
   }
   void leave(Submission& s) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     table.erase(s);
   }
-  std::mutex mutex;
-  MatchTable<Submission> table;
+  Mutex mutex;
+  MatchTable<Submission> table WEFT_GUARDED_BY(mutex);
 };
 
 void Submission::somebody_waits() {
@@ -244,8 +245,7 @@ void Engine::Core::note(TraceEvent::Kind kind, std::string_view name, std::uint3
 }
 
 void Engine::Core::abandon(std::exception_ptr cause) {
-  const std::lock_guard lock(abandon_mutex_);
-  if (abandon_.engine != nullptr) return;
+  if (abandoned_.exchange(true)) return;
   abandon_.engine = this;
   abandon_.cause = std::move(cause);
   abandon_.run = [](Remote& remote) {
@@ -311,7 +311,7 @@ void Engine::Core::finish(Submission& s, std::exception_ptr error) {
   std::vector<std::function<void()>> continuations;
   Ticket::Awaiter::Record* awaiters = nullptr;
   {
-    const std::lock_guard lock(s.mutex);
+    const Lock lock(s.mutex);
     s.error = error;
     continuations.swap(s.continuations);
     awaiters = std::exchange(s.awaiters, nullptr);

@@ -7,10 +7,10 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/core.h"
 #include "engine/inquiry.h"
 #include "transports/match_key.h"
@@ -113,13 +113,13 @@ struct Submission {
   std::shared_ptr<Submission> keep_waited;  // while the engine does not know that somebody waits
 
   // Shared with other threads.
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
   std::atomic<bool> done{false};
-  bool said_waiting = false;
-  std::exception_ptr error;
-  std::vector<std::function<void()>> continuations;
-  Ticket::Awaiter::Record* awaiters = nullptr;
+  bool said_waiting WEFT_GUARDED_BY(mutex) = false;
+  std::exception_ptr error WEFT_GUARDED_BY(mutex);
+  std::vector<std::function<void()>> continuations WEFT_GUARDED_BY(mutex);
+  Ticket::Awaiter::Record* awaiters WEFT_GUARDED_BY(mutex) = nullptr;
 };
 
 }  // namespace weft::detail

@@ -10,25 +10,25 @@ bool Ticket::done() const { return submission_->done.load(std::memory_order_acqu
 
 void Ticket::wait() const {
   detail::Submission& s = *submission_;
-  std::unique_lock lock(s.mutex);
+  const Lock lock(s.mutex);
   if (!s.done.load(std::memory_order_relaxed)) {
     if (!std::exchange(s.said_waiting, true)) {
       s.keep_waited = submission_;
       s.engine.executor().post(s.waited);
     }
-    s.changed.wait(lock, [&s] { return s.done.load(std::memory_order_relaxed); });
+    while (!s.done.load(std::memory_order_relaxed)) lock.wait(s.changed);
   }
   if (s.error) std::rethrow_exception(s.error);
 }
 
 std::exception_ptr Ticket::error() const {
-  const std::lock_guard lock(submission_->mutex);
+  const Lock lock(submission_->mutex);
   return submission_->error;
 }
 
 void Ticket::then(std::function<void()> f) const {
   {
-    const std::lock_guard lock(submission_->mutex);
+    const Lock lock(submission_->mutex);
     if (!submission_->done.load(std::memory_order_relaxed)) {
       submission_->continuations.push_back(std::move(f));
       return;
@@ -51,7 +51,7 @@ bool Ticket::Awaiter::await_ready() const noexcept {
 
 bool Ticket::Awaiter::enlist(std::coroutine_handle<> waiter, Executor& executor, Operation* operation) {
   detail::Submission& s = *submission_;
-  const std::lock_guard lock(s.mutex);
+  const Lock lock(s.mutex);
   if (s.done.load(std::memory_order_relaxed)) return false;
   record_ = new (executor.arena().allocate(sizeof(Record))) Record(s, executor, waiter);
   if (operation != nullptr && for_ == For::result) {
@@ -75,6 +75,7 @@ void Ticket::Awaiter::await_resume() const {
   if (for_ == For::end) return;
   if (record_ != nullptr && record_->link && record_->link->error)
     std::rethrow_exception(record_->link->error);
+  const Lock lock(submission_->mutex);
   if (submission_->error) std::rethrow_exception(submission_->error);
 }
 
@@ -98,7 +99,7 @@ Ticket::Awaiter::Record::Record(detail::Submission& awaited, Executor& runs_on,
 }
 
 bool Ticket::Awaiter::Record::withdraw() noexcept {
-  const std::lock_guard lock(submission.mutex);
+  const Lock lock(submission.mutex);
   for (Record** at = &submission.awaiters; *at != nullptr; at = &(*at)->next_awaiter) {
     if (*at != this) continue;
     *at = next_awaiter;

@@ -162,7 +162,7 @@ Endpoint::Endpoint(Transport& transport, Executor& executor, WorkerPool* pool)
 }
 
 std::shared_ptr<Comm::Group> Endpoint::group(std::uint64_t id, std::vector<int> members) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::shared_ptr<Comm::Group>& entry = groups_[id];
   if (entry != nullptr) {
     if (entry->members != members) throw UsageError("two groups of different members got the same id");

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/executor.h"
+#include "base/mutex.h"
 #include "weft/comm.h"
 #include "weft/kernel_costs.h"
 #include "weft/transport.h"
@@ -65,8 +65,8 @@ class Endpoint {
   KernelCosts kernels_;
   SimWorkers* sim_workers_ = nullptr;
   std::shared_ptr<Comm::Group> world_;
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<Comm::Group>> groups_;
+  Mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<Comm::Group>> groups_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft

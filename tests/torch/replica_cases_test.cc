@@ -10,6 +10,7 @@
 
 #include "patterns/blocks.h"
 #include "state/registry.h"
+#include "torch/torch_alone.h"
 #include "weft/error.h"
 #include "weft/random.h"
 #include "weft/world.h"
@@ -116,29 +117,29 @@ double distance(const Tensors& a, const Tensors& b) {
 }
 
 // One process, the same parts one after the other, torch's optimizer over all parameters.
-Tensors alone(const Case& c, int parts) {
+Tensors alone(const Case& c, int parts, double disturbance = 0) {
   Patchwork model(c);
-  Tensors tensors;
-  for (const Parameter& p : model.parameters()) tensors.push_back(p.tensor);
-  const OptimizerOptions& o = c.options.optimizer;
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (o.name == "sgd") {
-    optimizer = std::make_unique<torch::optim::SGD>(tensors, torch::optim::SGDOptions(o.lr)
-                                                                 .momentum(o.momentum)
-                                                                 .weight_decay(o.weight_decay)
-                                                                 .nesterov(o.nesterov));
-  } else {
-    optimizer = std::make_unique<torch::optim::AdamW>(
-        tensors, torch::optim::AdamWOptions(o.lr).weight_decay(o.weight_decay));
-  }
+  const auto optimizer = torch_test::torchs(c.options.optimizer, model);
   for (int step = 0; step < c.steps; ++step) {
     optimizer->zero_grad();
     const Batch whole = batch_of(step, c);
     for (int part = 0; part < std::min<int>(parts, kSequences); ++part)  // the others are empty
       (model.loss(share(whole, part, parts), {.step = step}) / (kSequences * kLength)).backward();
+    if (disturbance > 0) torch_test::disturb(model, disturbance, step);
     optimizer->step();
   }
   return copies(model);
+}
+
+// What roundings of float64 may do to a run, as a distance() from the exact one: as in replica_test.cc, with
+// the terms of three products forward and backward, of a softmax over the words and of the batch.
+double rounding(const Case& c, int parts) {
+  const double terms = static_cast<double>(2 * 3 * kWidth + kWords + kSequences * kLength);
+  const double share = std::sqrt(terms) * std::ldexp(1.0, -53);
+  const Tensors exact = alone(c, parts);
+  const double bound = 4 * distance(alone(c, parts, share), exact);
+  EXPECT_GT(distance(alone(c, parts, 100 * share), exact), bound);  // it says something
+  return bound;
 }
 
 struct Together {
@@ -199,8 +200,7 @@ Case dense(const OptimizerOptions& optimizer) {
 
 TEST(ReplicaCases, UnusedParametersRestAsTorchLeavesThem) {
   for (const char* from : {"weft", "torch"}) {
-    for (const auto& [o, bound] :
-         {std::pair(optimizer("sgd", 0.9), 1e-12), std::pair(optimizer("adamw"), 1e-9)}) {
+    for (const OptimizerOptions& o : {optimizer("sgd", 0.9), optimizer("adamw")}) {
       for (const int micro : {1, 2}) {
         Case c = dense(o);
         c.skips = true;
@@ -209,7 +209,8 @@ TEST(ReplicaCases, UnusedParametersRestAsTorchLeavesThem) {
         c.options.parallel.find_unused = true;
         const Tensors expected = alone(c, 3 * micro);
         const Together got = together(c, 3);
-        EXPECT_LT(distance(got.parameters, expected), bound) << from << " " << o.name << ", " << micro;
+        EXPECT_LT(distance(got.parameters, expected), rounding(c, 3 * micro))
+            << from << " " << o.name << ", " << micro;
         for (const StateValue& v : got.optimizer.rows) {
           const std::string& name = v.row.key.name;
           if (v.row.key.kind != "step") continue;
@@ -262,17 +263,22 @@ TEST(ReplicaCases, TorchsOptimizersStepByStep) {
     c.options.optimizer_from = "torch";
     const Together theirs = together(c, 2);
     ASSERT_EQ(theirs.behind.size(), 7u);
-    // A root and a division magnify the last bits.
-    for (std::size_t i = 0; i < 7; ++i)
-      EXPECT_LT(distance(theirs.behind[i], ours.behind[i]), o.name == "sgd" ? 1e-13 : 1e-9) << o.name << i;
+    for (int steps = 1; steps <= 7; ++steps) {
+      const auto i = static_cast<std::size_t>(steps - 1);
+      c.steps = steps;
+      EXPECT_LT(distance(theirs.behind[i], ours.behind[i]), rounding(c, 2)) << o.name << i;
+    }
     EXPECT_GT(distance(theirs.behind[6], ours.behind[5]), 1e-4);  // control
 
     // A run that began with one goes on with the other.
     const Together whole = together(c, 2, &ours);
+    c.steps = 14;
+    const double bound = rounding(c, 2);
+    c.steps = 7;
     for (const char* from : {"weft", "torch"}) {
       c.options.optimizer_from = from;
       const Together& first = c.options.optimizer_from == "weft" ? theirs : ours;
-      EXPECT_LT(distance(together(c, 2, &first).parameters, whole.parameters), 1e-8) << o.name << from;
+      EXPECT_LT(distance(together(c, 2, &first).parameters, whole.parameters), bound) << o.name << from;
     }
     if (o.name == "sgd" && o.momentum == 0) continue;  // has nothing to forget
     Together forgetful = ours;                         // control
@@ -347,8 +353,9 @@ TEST(ReplicaCases, ParametersOnAGpuAreStaged) {
       c.options.parallel.find_unused = skips;
       c.options.optimizer_from = "torch";
       const Tensors expected = together(c, 2).parameters;
+      const double bound = rounding(c, 2 * micro);
       c.device = torch::kCUDA;
-      EXPECT_LT(distance(together(c, 2).parameters, expected), 1e-9) << skips << micro;
+      EXPECT_LT(distance(together(c, 2).parameters, expected), bound) << skips << micro;
       c.options.clip_norm = 0.02;
       EXPECT_GT(distance(together(c, 2).parameters, expected), 1e-4);  // control: other gradients are seen
     }

@@ -10,12 +10,16 @@
 #include <numeric>
 
 #include "patterns/blocks.h"
+#include "torch/torch_alone.h"
 #include "weft/error.h"
 #include "weft/random.h"
 #include "weft/world.h"
 
 namespace weft {
 namespace {
+
+using torch_test::disturb;
+using torch_test::torchs;
 
 constexpr std::int64_t kSequences = 7;  // no multiple of the ranks: shares are uneven
 constexpr std::int64_t kLength = 12;
@@ -84,32 +88,6 @@ std::vector<torch::Tensor> copies(const Model& model) {
   std::vector<torch::Tensor> out;
   for (const Parameter& p : model.parameters()) out.push_back(p.tensor.detach().clone());
   return out;
-}
-
-std::unique_ptr<torch::optim::Optimizer> torchs(const OptimizerOptions& o, const Model& model) {
-  std::vector<torch::Tensor> tensors;
-  for (const Parameter& p : model.parameters()) tensors.push_back(p.tensor);
-  if (o.name == "sgd") {
-    return std::make_unique<torch::optim::SGD>(
-        tensors, torch::optim::SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay));
-  }
-  if (o.name == "adamw") {
-    return std::make_unique<torch::optim::AdamW>(
-        tensors, torch::optim::AdamWOptions(o.lr).weight_decay(o.weight_decay));
-  }
-  if (o.name == "adam") return std::make_unique<torch::optim::Adam>(tensors, torch::optim::AdamOptions(o.lr));
-  return std::make_unique<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(o.lr));
-}
-
-void disturb(const Model& model, double share, int step) {
-  at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(step));
-  const torch::NoGradGuard no_grad;
-  for (const Parameter& p : model.parameters()) {
-    const torch::Tensor gradient = p.tensor.grad();
-    const torch::Tensor noise = at::randn(gradient.sizes(), generator, gradient.options());
-    // (What nothing was added to, such as the rows of words that are not there, does not round.)
-    gradient.add_(noise * (gradient != 0) * gradient.square().mean().sqrt(), share);
-  }
 }
 
 Trained alone(const Training& t) {

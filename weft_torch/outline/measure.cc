@@ -10,10 +10,10 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "data/batches.h"
 #include "data/open.h"
 #include "patterns/schedule.h"
@@ -168,17 +168,17 @@ class SideBySide {
 
  private:
   void run_rank(int rank, int steps, int warmup);
-  void describe(const MeasuredModel& measured);
-  void summarise();
+  void describe(const MeasuredModel& measured) WEFT_REQUIRES(mutex_);
+  void summarise() WEFT_REQUIRES(mutex_);
 
   const OutlineOptions& options_;
   ModelOptions sizes_;
   std::vector<Batches> batches_;
   std::barrier<> barrier_;
-  std::mutex mutex_;  // guards what follows
-  std::vector<std::vector<StepTimes>> times_;
-  std::exception_ptr failure_;
-  Outline out_;
+  Mutex mutex_;
+  std::vector<std::vector<StepTimes>> times_ WEFT_GUARDED_BY(mutex_);
+  std::exception_ptr failure_ WEFT_GUARDED_BY(mutex_);
+  Outline out_ WEFT_GUARDED_BY(mutex_);
 };
 
 void SideBySide::describe(const MeasuredModel& measured) {
@@ -203,12 +203,12 @@ void SideBySide::run_rank(int rank, int steps, int warmup) {
       if (step >= warmup) times.push_back(std::move(taken));
     }
     barrier_.arrive_and_wait();
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (rank == 0) describe(measured);
     times_.push_back(std::move(times));
   } catch (...) {
     barrier_.arrive_and_drop();
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!failure_) failure_ = std::current_exception();
   }
 }
@@ -231,6 +231,7 @@ Outline SideBySide::measure(int steps, int warmup) {
   for (int r = 0; r < options_.side_by_side; ++r)
     threads.emplace_back([this, r, steps, warmup] { run_rank(r, steps, warmup); });
   for (std::thread& thread : threads) thread.join();
+  const Lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   summarise();
   return out_;

@@ -19,14 +19,14 @@ GradientTraffic::GradientTraffic(Engine& engine) : state_(std::make_shared<State
 void GradientTraffic::stop(World& world) {
   std::vector<double> steps;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     state_->paused = true;
     for (const Lane& lane : state_->lanes) steps.push_back(lane.submitted);
   }
   largest_of_ranks(world, steps);
   std::vector<std::pair<std::size_t, std::uint32_t>> next;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     state_->paused = false;
     for (std::size_t g = 0; g < kGradients; ++g) {
       Lane& lane = state_->lanes[g];
@@ -36,8 +36,8 @@ void GradientTraffic::stop(World& world) {
     }
   }
   for (const auto& [g, step] : next) submit(state_, g, step);
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->over(); });
+  const Lock lock(state_->mutex);
+  while (!state_->over()) lock.wait(state_->changed);
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
@@ -57,7 +57,7 @@ void GradientTraffic::submit(const std::shared_ptr<State>& state, std::size_t g,
 void GradientTraffic::ended(const std::shared_ptr<State>& state, std::size_t g, const Ticket& ticket) {
   std::optional<std::uint32_t> next;
   {
-    const std::lock_guard lock(state->mutex);
+    const Lock lock(state->mutex);
     Lane& lane = state->lanes[g];
     ++lane.finished;
     if (const std::exception_ptr error = ticket.error()) state->error = error;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "weft/world.h"
 
 namespace weft {
@@ -34,7 +34,7 @@ class GradientTraffic {
   // Continuations hold it: it outlives whoever started it, as the engine's tickets do.
   struct State {
     explicit State(Engine& e) : engine(e), comm(e.world()) {}
-    bool over() const {
+    bool over() const WEFT_REQUIRES(mutex) {
       if (error) return true;
       for (const Lane& lane : lanes) {
         if (lane.finished < lane.last) return false;
@@ -43,11 +43,11 @@ class GradientTraffic {
     }
     Engine& engine;
     Comm comm;
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable changed;
     std::vector<Lane> lanes = std::vector<Lane>(kGradients);
-    bool paused = false;
-    std::exception_ptr error;
+    bool paused WEFT_GUARDED_BY(mutex) = false;
+    std::exception_ptr error WEFT_GUARDED_BY(mutex);
   };
 
   // REQUIRES: the step was taken from the lane (`submitted`) under the lock.
