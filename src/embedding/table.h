@@ -30,15 +30,6 @@ constexpr std::string_view name_of(TableExchange e) {
   return names[static_cast<std::size_t>(e)];
 }
 
-// Rows that travel in one exchange: who sends or gets which.
-struct RowLists {
-  std::vector<std::vector<std::int32_t>> of_rank;
-  std::vector<std::int32_t> all;  // of some rank
-
-  void unite();
-  std::int64_t total() const;
-};
-
 class HybridTable {
  public:
   // `optimizer` has the table as `parameter`. All of them outlive it; it outlives its operations.

@@ -30,6 +30,12 @@ class JoinedWorld final : public World {
     parts.priority = options.priority;
     if (options.decorate) decorated_ = options.decorate(carrier());
     running_ = std::make_unique<RunningWorld>(decorated_ != nullptr ? *decorated_ : carrier(), parts);
+    try {
+      running_->start();
+    } catch (...) {
+      running_->engine().abandon(std::current_exception());
+      throw;
+    }
   }
   ~JoinedWorld() override {
     running_.reset();

@@ -33,18 +33,20 @@ Task<void> settle(Comm comm, const LinkCost* known, const Config& config) {
 }  // namespace
 
 RunningWorld::RunningWorld(Transport& transport, const Parts& parts)
-    : name_(transport.name()),
+    : parts_(parts),
+      name_(transport.name()),
       log_(parts.config->log, transport.rank()),
       engine_(transport, engine_options(parts, log_), parts.pool),
       thread_(engine_),
-      unwinding_(std::uncaught_exceptions()) {
-  const Config& config = *parts.config;
-  const KeptFigures kept(transport.rank() == 0 ? config.figures : "");
-  const LinkCost* known = kept.known() != nullptr ? kept.known() : parts.known_cost;
+      unwinding_(std::uncaught_exceptions()) {}
+
+void RunningWorld::start() {
+  const Config& config = *parts_.config;
+  const KeptFigures kept(rank() == 0 ? config.figures : "");
+  const LinkCost* known = kept.known() != nullptr ? kept.known() : parts_.known_cost;
   const SubmitOptions options = {
       .name = "calibrate", .traffic = TrafficClass::blocking, .timeout = config.connect_timeout};
-  log_.info("connected: rank " + std::to_string(transport.rank()) + " of " +
-            std::to_string(transport.size()) + " over " + name_);
+  log_.info("connected: rank " + std::to_string(rank()) + " of " + std::to_string(size()) + " over " + name_);
   run(options, [&config, known](Comm comm) { return settle(comm, known, config); });
   kept.keep(figures());
   if (!log_.enabled(LogLevel::info)) return;

@@ -21,14 +21,18 @@ class RunningWorld : public World {
     const LinkCost* known_cost = nullptr;  // null: measured
   };
 
-  // Ends when all ranks have agreed.
   RunningWorld(Transport& transport, const Parts& parts);
   ~RunningWorld() override;
+
+  // Before anything else. Ends when all ranks have agreed on the link's figures. Whoever catches its error
+  // tells the engine to abandon().
+  void start();
 
   Engine& engine() override { return engine_; }
   std::string_view transport() const override { return name_; }
 
  private:
+  Parts parts_;
   std::string name_;
   Log log_;
   Engine engine_;

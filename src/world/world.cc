@@ -143,6 +143,7 @@ void run_ranks(int ranks, const RunOptions& options, const std::function<void(Wo
       if (options.decorate) decorated = options.decorate(transport);
       RunningWorld world(decorated != nullptr ? *decorated : transport, parts);
       try {
+        world.start();
         body(world);
       } catch (...) {
         failure.set(std::current_exception());

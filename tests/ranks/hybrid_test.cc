@@ -15,7 +15,7 @@
 #include <set>
 
 #include "data_parallel/data_parallel.h"
-#include "step/run_step.h"
+#include "step_toys.h"
 #include "weft/error.h"
 #include "weft/random.h"
 #include "weft/world.h"
@@ -221,7 +221,7 @@ ModelShape shape() {
                              {"out", {{"out", {kRowsOut, kColumns}, true}}}});
 }
 
-class Toy final : public Driver {
+class Toy final : public WaitingDriver {
  public:
   Toy(World& world, Job j)
       : job(std::move(j)),
@@ -302,10 +302,6 @@ class Toy final : public Driver {
       strategies.result_of(1, std::span(sum));
       for (std::size_t c = 0; c < kColumns; ++c) w[c] -= kLrDense * strategies.update_scale() * sum[c];
     }
-    co_return;
-  }
-  Task<void> wait(Ticket ticket) override {
-    ticket.wait();
     co_return;
   }
 
@@ -667,7 +663,7 @@ TEST(Hybrid, ASplitThatGainsNothingIsSwitchedOff) {
     HybridTable& table =
         all.add(std::make_unique<HybridEmbedding>(world.engine(), world.comm(), tables, o)).table(0);
     all.install();
-    struct Plain final : Driver {
+    struct Plain final : WaitingDriver {
       Strategies* all = nullptr;
       HybridTable* table = nullptr;
       std::vector<std::int64_t> ids;
@@ -682,10 +678,6 @@ TEST(Hybrid, ASplitThatGainsNothingIsSwitchedOff) {
           gradient.assign(static_cast<std::size_t>(table->rows().count), 1.0F);
           all->gradient_ready(0, std::span<const float>(gradient));
         }
-        co_return;
-      }
-      Task<void> wait(Ticket ticket) override {
-        ticket.wait();
         co_return;
       }
     } driver;

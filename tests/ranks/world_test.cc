@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <fstream>
+#include <latch>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -241,8 +242,10 @@ TEST(World, ARankThatGoesFinishesWhatItHasInFlight) {
   for (const bool throws : {false, true}) {  // true: control
     std::vector<std::vector<float>> sums(2, std::vector<float>(100'000, 1.0F));
     std::vector<Ticket> tickets(2);
+    std::latch both_started(2);
     const auto body = [&](World& world) {
       const auto r = static_cast<std::size_t>(world.rank());
+      both_started.arrive_and_wait();
       if (r == 1) std::this_thread::sleep_for(100ms);
       const Dense data(std::span<float>{sums[r]});
       tickets[r] = world.engine().submit(world.comm(), {.slot = 1},

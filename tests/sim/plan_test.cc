@@ -9,10 +9,10 @@
 #include <memory>
 
 #include "base/statistics.h"
-#include "courier.h"
 #include "data_parallel/data_parallel.h"
 #include "planner/choose.h"
 #include "step/run_step.h"
+#include "step_toys.h"
 #include "weft/error.h"
 #include "weft/trace.h"
 #include "workload/job_steps.h"

@@ -14,7 +14,7 @@
 #include "engine/communication_thread.h"
 #include "files.h"
 #include "state/checkpoint.h"
-#include "step/run_step.h"
+#include "step_toys.h"
 #include "tcp/forked.h"
 #include "weft/collective.h"
 #include "weft/engine.h"
@@ -30,7 +30,7 @@ constexpr std::int64_t kShared = 4000, kHalf = 900, kSteps = 14, kEvery = 4, kKi
 constexpr float kLr = 0.125F;
 
 // "shared": all ranks have it. "half": a tensor of two rows, each with half of the ranks.
-class Toy final : public Driver {
+class Toy final : public WaitingDriver {
  public:
   Toy(Engine& engine, const Comm& world)
       : rank_(world.rank()),
@@ -82,10 +82,6 @@ class Toy final : public Driver {
       strategies_.result_of(piece.block, std::span(averaged));
       for (std::size_t i = 0; i < value.size(); ++i) value[i] -= kLr * averaged[i];
     }
-    co_return;
-  }
-  Task<void> wait(Ticket ticket) override {
-    ticket.wait();
     co_return;
   }
 
