@@ -38,7 +38,7 @@ Task<void> gather_ids(Comm comm, RowLists* lists, std::int64_t num_rows) {
     const Buffer buffer = received.take();
     std::vector<std::int32_t>& list = lists->of_rank[at(comm.before(gap))];
     list.resize(buffer.size() / sizeof(std::int32_t));
-    std::memcpy(list.data(), buffer.data(), list.size() * sizeof(std::int32_t));
+    if (!list.empty()) std::memcpy(list.data(), buffer.data(), list.size() * sizeof(std::int32_t));
     const bool sorted = std::ranges::adjacent_find(list, std::greater_equal{}) == list.end();
     const bool inside = list.empty() || (list.front() >= 0 && list.back() < num_rows);
     if (buffer.size() % sizeof(std::int32_t) != 0 || !sorted || !inside) {
