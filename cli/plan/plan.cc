@@ -33,6 +33,7 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   s.group("Data");
   s.add("global-batch", c.options.global_batch, "sequences of a step, of all ranks together");
   s.add("length", c.options.length, "tokens of a sequence; 0: the context");
+  s.add("accumulate", c.options.accumulate, "micro-batches of a step");
   s.group("Gradients");
   s.add("scheme", c.options.scheme.name,
         list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");

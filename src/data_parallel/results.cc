@@ -74,8 +74,11 @@ double DataParallel::squares() const {
       sum += averaged * averaged;
     };
     const SparseResult::Contents& contents = run->result.contents();
-    std::ranges::for_each(contents.dense, add);
-    for (const Entries& block : contents.blocks) std::ranges::for_each(block.values, add);
+    if (contents.is_dense) {
+      std::ranges::for_each(contents.dense, add);
+    } else {
+      for (const Entries& block : contents.blocks) std::ranges::for_each(block.values, add);
+    }
   }
   return sum;
 }

@@ -249,7 +249,7 @@ SchemeCost cost_of(const Scheme& scheme, const SchemeOptions& options, const Sch
   std::int64_t length = 0;
   for (const ParameterInfo& part : shape.parts) length += part.count;
   const SparseOptions call = sparse_call(scheme, options, shape.quota);
-  const SparseShape sparse = shape_of(call, length, shape.size, shape.link, shape.micro_op_bytes);
+  const SparseShape sparse = shape_of(call, length, shape);
   return {payload_bytes(*scheme.all_reduce, sparse),
           shape.size > 1 ? sparse_wire_seconds(*scheme.all_reduce, sparse, shape.link) : 0.0};
 }
@@ -269,22 +269,22 @@ SparseOptions sparse_call(const Scheme& scheme, const SchemeOptions& options, st
           .threads = options.threads};
 }
 
-SparseShape shape_of(const SparseOptions& call, std::int64_t length, int size, const LinkCost& link,
-                     std::size_t micro_op_bytes) {
-  SparseShape shape;
-  shape.size = size;
-  shape.length = length;
-  shape.k = call.k;
-  shape.blocks = call.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
-  shape.codec = wire::sparse_codec_of(call.codec);
-  shape.link = link;
-  shape.micro_op_bytes = micro_op_bytes;
+SparseShape shape_of(const SparseOptions& call, std::int64_t length, const SchemeShape& shape) {
+  SparseShape out;
+  out.size = shape.size;
+  out.length = length;
+  out.k = call.k;
+  out.blocks = call.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
+  out.codec = wire::sparse_codec_of(call.codec);
+  out.link = shape.link;
+  out.micro_op_bytes = shape.micro_op_bytes;
   const bool power = std::has_single_bit(static_cast<unsigned>(call.teams));
   TeamChoice teams{call.teams, call.gather == "r-sag" || (call.gather == "auto" && power)};
-  if (teams.teams == 0) teams = choose_teams(size, length, call.k, link, shape.codec, call.gather);
-  shape.teams = teams.teams;
-  shape.recursive = teams.recursive;
-  return shape;
+  if (teams.teams == 0) teams = shape.teams;
+  if (teams.teams == 0) teams = choose_teams(shape.size, length, call.k, shape.link, out.codec, call.gather);
+  out.teams = teams.teams;
+  out.recursive = teams.recursive;
+  return out;
 }
 
 }  // namespace weft

@@ -68,6 +68,7 @@ struct SchemeShape {
   std::int64_t quota = 0;                // entries, of a scheme that selects
   std::span<const ParameterInfo> parts;  // the bucket's parameters, end to end
   LinkCost link{};                       // by which algorithms are chosen
+  TeamChoice teams{.teams = 0};          // of a scheme that chooses them; 0: those of a first operation
   std::size_t micro_op_bytes = std::size_t{1} << 20;
 };
 // Payload that the busiest rank sends for it, in the codec of `options`: exact for the lossless scheme, else
@@ -80,9 +81,8 @@ struct SchemeCost {
 };
 SchemeCost cost_of(const Scheme& scheme, const SchemeOptions& options, const SchemeShape& shape);
 
-// A call of a sparse all-reduce as its formulas take it.
-SparseShape shape_of(const SparseOptions& call, std::int64_t length, int size, const LinkCost& link,
-                     std::size_t micro_op_bytes);
+// A call of a sparse all-reduce as its formulas take it, of a vector with `length` elements.
+SparseShape shape_of(const SparseOptions& call, std::int64_t length, const SchemeShape& shape);
 // The call that a bucket makes. Its texts are those of `options`, which outlive it.
 SparseOptions sparse_call(const Scheme& scheme, const SchemeOptions& options, std::int64_t quota);
 

@@ -48,9 +48,14 @@ bool takes_quota(std::int64_t length, std::span<const std::int64_t> q) {
     refuse_controllers("team quota", length);
   return true;
 }
-bool takes_figures(std::int64_t length, std::span<const double> f) {
-  const bool fits = f.size() == 3 && f[0] >= 0 && f[0] <= static_cast<double>(kMostSteps) &&
-                    f[0] == std::floor(f[0]) && f[1] >= 0 && f[2] >= 0 && f[2] <= 1;
+bool takes_figures(std::int64_t length, int size, std::span<const double> f) {
+  const auto is_count = [](double value, std::int64_t most) {
+    return value >= 0 && value <= static_cast<double>(most) && value == std::floor(value);
+  };
+  const bool fits = f.size() == 8 && is_count(f[0], TeamFigures::kPeriod) && is_count(f[1], size) &&
+                    (f[1] == 0 || size % static_cast<int>(f[1]) == 0) && is_count(f[2], 1) &&
+                    is_count(f[3], length) && f[4] >= 0 && f[5] >= 0 && f[5] <= 1 && is_count(f[6], 1) &&
+                    f[7] >= 0 && f[7] <= static_cast<double>(TeamFigures::kPeriod);
   if (!fits) refuse_controllers("team figures", length);
   return true;
 }
@@ -291,18 +296,27 @@ void ParameterState::add_controllers(std::vector<LiveRow>& rows, int b) {
       },
       [length](const Shard&, Bytes values) { return takes_quota(length, as<std::int64_t>(values)); });
   add(
-      "team_figures", DType::float64, 3,
+      "team_figures", DType::float64, 8,
       [&f = work.team_figures](auto& scratch) {
-        return put<double>(scratch, {static_cast<double>(f.operations), f.entry_bytes, f.overlap});
+        return put<double>(scratch, {static_cast<double>(f.operations), static_cast<double>(f.choice.teams),
+                                     f.choice.recursive ? 1.0 : 0.0, static_cast<double>(f.k), f.entry_bytes,
+                                     f.overlap, f.has_overlap ? 1.0 : 0.0, f.lists});
       },
       [&f = work.team_figures](Bytes values) {
         const auto v = as<double>(values);
-        f = v.empty()
-                ? TeamFigures{}
-                : TeamFigures{
-                      .operations = static_cast<std::int64_t>(v[0]), .entry_bytes = v[1], .overlap = v[2]};
+        f = {};
+        if (v.empty()) return;
+        f = {.operations = static_cast<std::int64_t>(v[0]),
+             .choice = {.teams = static_cast<int>(v[1]), .recursive = v[2] == 1},
+             .k = static_cast<std::int64_t>(v[3]),
+             .entry_bytes = v[4],
+             .overlap = v[5],
+             .has_overlap = v[6] == 1,
+             .lists = v[7]};
       },
-      [length](const Shard&, Bytes values) { return takes_figures(length, as<double>(values)); });
+      [length, size = options_.peers.size](const Shard&, Bytes values) {
+        return takes_figures(length, size, as<double>(values));
+      });
   Thresholds& t = work.thresholds;
   add(
       "thresholds", DType::float32, 2,

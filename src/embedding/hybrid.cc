@@ -82,14 +82,7 @@ HybridEmbedding::HybridEmbedding(Engine& engine, const Comm& comm, const std::ve
                                    options_.vertical,
                                    options_.two_sided,
                                    hash_part(options_.split_below),
-                                   hash_part(options_.optimizer.lr),
-                                   hash_part(options_.optimizer.weight_decay),
-                                   hash_part(options_.optimizer.beta1),
-                                   hash_part(options_.optimizer.beta2),
-                                   hash_part(options_.optimizer.eps),
-                                   hash_part(options_.optimizer.lr_decay),
-                                   hash_part(options_.optimizer.initial_accumulator)};
-  for (const char c : options_.optimizer.name) parts.push_back(static_cast<std::uint64_t>(c));
+                                   hash_of(options_.optimizer)};
   for (const TableInfo& t : tables) {
     for (const std::int64_t v : {t.rows, t.columns, std::int64_t{t.use}, t.padding})
       parts.push_back(static_cast<std::uint64_t>(v));

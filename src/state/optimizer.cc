@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include "base/identity.h"
 #include "base/names.h"
 #include "weft/error.h"
 
@@ -67,6 +69,14 @@ OptimizerOptions default_options(std::string_view name) {
     options.eps = 1e-10;
   }
   return options;
+}
+
+std::uint64_t hash_of(const OptimizerOptions& o) {
+  std::uint64_t hash = mix(index_of(o.name));
+  for (const double value : {o.lr, o.weight_decay, o.momentum, o.dampening, o.nesterov ? 1.0 : 0.0, o.beta1,
+                             o.beta2, o.eps, o.lr_decay, o.initial_accumulator})
+    hash = mix(hash ^ std::bit_cast<std::uint64_t>(value));
+  return hash;
 }
 
 void validate(const OptimizerOptions& o) {

@@ -29,6 +29,9 @@ namespace weft {
 // than adamw's, which is of the rows that have one) is refused as well.
 void validate_rows(const OptimizerOptions& options);
 
+// Of everything that results depend on.
+std::uint64_t hash_of(const OptimizerOptions& options);
+
 struct OptimizerParameter {
   std::string name;  // unique: state is kept by it
   std::int64_t count = 0;

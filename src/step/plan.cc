@@ -68,6 +68,7 @@ std::uint64_t hash_of(std::span<const PlanRow> rows, std::span<const Exchange> e
       for (const TensorName& tensor : *tensors) {
         add(hash, static_cast<std::uint64_t>(tensor.of));
         add(hash, tensor.name);
+        add(hash, static_cast<std::uint64_t>(tensor.micro_batch));
       }
     }
   }

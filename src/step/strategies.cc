@@ -34,7 +34,11 @@ Strategies::Strategies(Engine& engine, const Comm& world, ModelShape shape, Step
   if (!(options_.clip_norm >= 0)) refuse("the norm to clip to must not be negative");
 }
 
-Strategies::~Strategies() = default;
+Strategies::~Strategies() {
+  // A walk that failed leaves traffic announced that will never come.
+  for (const bool announced : announced_)
+    if (announced) engine_.release();
+}
 
 std::uint32_t Strategies::next_slot(const Comm& group) const {
   const auto found = taken_slots_.find(group.group_id());
@@ -103,7 +107,9 @@ void Strategies::compare() {
     return hash_of(rows, exchanges, parts);
   };
   constexpr const char* kWhat =
-      "plan of the step (tensors, schemes, divisors, exchanges, clipping, skipping, lookahead or not_finite)";
+      "plan of the step (tensors, schemes, divisors, exchanges, clipping, skipping, lookahead, not_finite, "
+      "optimizer or "
+      "other options)";
   verdict_wishes_ = std::make_shared<std::vector<std::int64_t>>();
   comparison_ = compare_plans(engine_, world_, submit, hash_of_group(world_.group_id()), kWhat,
                               world_verdict_ ? 1 : 0, verdict_wishes_);

@@ -30,11 +30,11 @@ class PortCount final : public Decorator {
     }
     inner_.post(send);
   }
-  // Of so many steps from `first` on.
+  // Of so many steps from `first` on. (Operations count from 1: 0 is the comparison of plans.)
   std::vector<double> bytes(std::int64_t first, std::size_t count) const {
     std::vector<double> out(count);
     for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t step = static_cast<std::size_t>(first) + i;
+      const std::size_t step = static_cast<std::size_t>(first) + i + 1;
       if (step < bytes_.size()) out[i] = bytes_[step];
     }
     return out;
@@ -290,7 +290,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     std::vector<Strategies*> strategies;
     strategies.reserve(all.size());
     for (const std::unique_ptr<SimulatedRank>& rank : all) strategies.push_back(&rank->strategies());
-    const int distinct = verify_together(strategies, 1);
+    const int distinct = verify_together(strategies, options.micro_batches);
     if (simulation.distinct_tables != nullptr) *simulation.distinct_tables = distinct;
     ranks.run({.name = "training steps"}, [&all](Comm comm, int r) {
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());

@@ -1,9 +1,11 @@
 #include "workload/train_options.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 
+#include "base/identity.h"
 #include "base/names.h"
 #include "data_parallel/schemes.h"
 #include "weft/error.h"
@@ -131,6 +133,23 @@ double density_at(const TrainOptions& o, std::int64_t step) {
   if (step >= o.warmup_steps || density >= kWarmUpDensity) return density;
   const double done = static_cast<double>(step) / static_cast<double>(o.warmup_steps);
   return kWarmUpDensity * std::pow(density / kWarmUpDensity, done);
+}
+
+std::uint64_t hash_of(const TrainOptions& o) {
+  std::uint64_t hash = 0;
+  const auto add = [&hash](std::uint64_t part) { hash = mix(hash ^ part); };
+  for (const std::string* text : {&o.model, &o.lr_schedule, &o.data.kind, &o.data.vocabulary}) {
+    add(text->size());
+    for (const char c : *text) add(static_cast<unsigned char>(c));
+  }
+  for (const std::int64_t value : {o.global_batch, o.length, o.steps, std::int64_t{o.accumulate},
+                                   o.warmup_steps, o.lr_warmup, o.data.synthetic_tokens})
+    add(static_cast<std::uint64_t>(value));
+  for (const double value : {o.sizes.dropout, o.lr_final, o.planned_link.hop_seconds,
+                             o.planned_link.seconds_per_byte, o.planned_link.fold_seconds_per_byte})
+    add(std::bit_cast<std::uint64_t>(value));
+  add(o.seed);
+  return hash;
 }
 
 }  // namespace weft

@@ -28,4 +28,7 @@ double lr_at(const TrainOptions& options, std::int64_t step);
 // kWarmUpDensity)^(step / warmup_steps), then density.
 double density_at(const TrainOptions& options, std::int64_t step);
 
+// Of what results depend on and neither the model's tensors nor its scheme and optimizer tell.
+std::uint64_t hash_of(const TrainOptions& options);
+
 }  // namespace weft

@@ -59,6 +59,28 @@ TEST(DataParallel, DensityOneIsTheDenseSumDividedOnce) {
   }
 }
 
+// The norm is that of what is handed out, also where buckets were dense (all of it selected, or as topkdsa
+// gathers what is not sparse any more) and are sparse again.
+TEST(DataParallel, SquaresAreThoseOfTheResultWhateverTheStepBeforeWas) {
+  for (const char* name :
+       {"dense", "dense-bf16", "spardl", "topka", "topkdsa", "gtopk", "oktopk", "powersgd"}) {
+    DataParallelOptions options = options_of(0.01, ResidualRule::gres, 0);
+    options.scheme.name = name;
+    Job job(4, model(), options);
+    std::uint32_t t = 0;
+    for (const double density : {1.0, 0.25, 0.01, 0.01, 1.0}) {
+      for (int r = 0; r < 4; ++r) job[r].dp->set_density(density);
+      job.fill_whole(t++);
+      ASSERT_EQ(job.step(), "") << name;
+      double expected = 0;
+      for (const std::vector<float>& output : job[0].outputs)
+        for (const double value : output) expected += value * value;
+      ASSERT_GT(expected, 0);
+      EXPECT_NEAR(job[0].dp->squares() / expected, 1, 1e-12) << name << ", step " << t;
+    }
+  }
+}
+
 TEST(DataParallel, BucketsInFlightEqualBucketsAlone) {
   constexpr int kRanks = 5;
   for (std::uint64_t seed = 0; seed < 3; ++seed) {

@@ -205,33 +205,57 @@ void fill_overlapping(SparseJob& job, bool overlapping) {
 
 // 6 ranks at 1 Gbit/s with 130 kB of entries: rounds cost little. At its bound B-SAG sends the fewest entries
 // with two teams (4/3 k + 1/3 k); lists that meet nowhere are shortest with six (5/6 k). So six are taken once
-// that is known, on all ranks alike, and what was rolled back does not count.
+// that is known, on all ranks alike, and what was rolled back does not count. Where lists begin to overlap,
+// fewer are taken again, for good.
 TEST(SpardlTeams, TheirNumberFollowsWhatWasMeasured) {
   const auto teams_of = [](SparseJob& job, int r) { return 6 / job.result(r).contents().deal.blocks(); };
+  const auto figures_of = [](SparseJob& job, int r) { return job.state(r).work().team_figures; };
+  const auto run = [&](SparseJob& job, std::int64_t steps, bool overlapping) {
+    for (std::int64_t t = 0; t < steps; ++t) {
+      fill_overlapping(job, overlapping);
+      job.step();
+      for (int r = 1; r < 6; ++r) ASSERT_EQ(teams_of(job, r), teams_of(job, 0)) << t;
+      // Members of a SAG group cut alike.
+      const int members = 6 / teams_of(job, 0);
+      for (int r = members; r < 6; ++r)
+        ASSERT_EQ(job.state(r).work().team_quota, job.state(r % members).work().team_quota) << t;
+    }
+  };
   for (const bool overlapping : {false, true}) {
     SparseJob job(6, 200'000, options_of(20'000, ResidualRule::gres, 0, "b-sag", "packed"));
     for (int r = 0; r < 6; ++r) job.plan_by(r, {.hop_seconds = 50e-6, .seconds_per_byte = 8e-9});
-    for (std::int64_t t = 0; t < TeamFigures::kPeriod; ++t) {
-      fill_overlapping(job, overlapping);
-      job.step(t != 5 && t != 6);
-      EXPECT_EQ(teams_of(job, 0), 2) << t;
-    }
-    const TeamFigures before = job.state(0).work().team_figures;
-    EXPECT_EQ(before.operations, TeamFigures::kPeriod - 2);
-    EXPECT_EQ(before.entry_bytes, 0);
-    for (int t = 0; t < 3; ++t) {
-      fill_overlapping(job, overlapping);
-      job.step();
-    }
-    const TeamFigures after = job.state(0).work().team_figures;
+    run(job, TeamFigures::kPeriod - 1, overlapping);
+    job.step(false);
+    EXPECT_EQ(figures_of(job, 0).operations, TeamFigures::kPeriod - 1);
+    EXPECT_EQ(figures_of(job, 0).entry_bytes, 0);
+    EXPECT_EQ(teams_of(job, 0), 2);
+    run(job, 2, overlapping);
+    const TeamFigures after = figures_of(job, 0);
     EXPECT_GT(after.entry_bytes, 4);
     EXPECT_LT(after.entry_bytes, 6);  // 32 bits, and about 4.5 of an index one in ten
     EXPECT_NEAR(after.overlap, overlapping ? 1 : 0, 0.05);
-    for (int r = 0; r < 6; ++r) {
-      EXPECT_EQ(job.state(r).work().team_figures, after) << r;
-      EXPECT_EQ(teams_of(job, r), overlapping ? 2 : 6) << r;
-    }
+    EXPECT_EQ(teams_of(job, 0), overlapping ? 2 : 6);
+    if (overlapping) continue;
+    run(job, 2 * TeamFigures::kPeriod, true);
+    EXPECT_LT(teams_of(job, 0), 6);
+    run(job, 2 * TeamFigures::kPeriod, false);
+    EXPECT_LT(teams_of(job, 0), 6);
   }
+}
+
+// Another k (a warm-up's end) does not wait for a period.
+TEST(SpardlTeams, TheirNumberFollowsK) {
+  const LinkCost far{.hop_seconds = 5e-3, .seconds_per_byte = 8e-9};
+  SparseJob job(6, 200'000, options_of(200'000, ResidualRule::gres, 0, "auto", "packed"));
+  for (int r = 0; r < 6; ++r) job.plan_by(r, far);
+  for (const std::int64_t k : {200'000, 120'000, 200}) {
+    job.options().k = k;
+    fill_overlapping(job, true);
+    job.step();
+    const TeamChoice expected = choose_teams(6, 200'000, k == 120'000 ? 200'000 : k, far);
+    EXPECT_EQ(job.state(0).work().team_figures.choice, expected) << k;
+  }
+  EXPECT_NE(choose_teams(6, 200'000, 200, far), choose_teams(6, 200'000, 200'000, far));
 }
 
 }  // namespace

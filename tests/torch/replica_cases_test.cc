@@ -137,8 +137,10 @@ double rounding(const Case& c, int parts) {
   const double terms = static_cast<double>(2 * 3 * kWidth + kWords + kSequences * kLength);
   const double share = std::sqrt(terms) * std::ldexp(1.0, -53);
   const Tensors exact = alone(c, parts);
-  const double bound = 4 * distance(alone(c, parts, share), exact);
-  EXPECT_GT(distance(alone(c, parts, 100 * share), exact), bound);  // it says something
+  // And each update rounds the parameters themselves.
+  const double bound = 4 * distance(alone(c, parts, share), exact) + c.steps * std::ldexp(1.0, -53);
+  // It says something; but for a first step of Adam, which has the gradient's sign alone.
+  if (c.steps > 1) EXPECT_GT(distance(alone(c, parts, 100 * share), exact), bound);
   return bound;
 }
 

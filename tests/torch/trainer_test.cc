@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -108,6 +109,43 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
   run.forget_residuals = true;
   EXPECT_NE(train(options, run, 3).seen.losses(), tail(straight.seen.losses(), 10));
   run.forget_residuals = false;
+}
+
+// What would let replicas drift apart in silence.
+TEST_F(TrainerTest, RanksWithOtherOptionsAreToldSo) {
+  TrainOptions options = tiny();
+  options.steps = 2;
+  const auto outcome = [&](const std::function<void(TrainOptions&)>& change) -> std::string {
+    try {
+      run_ranks(2, [&](World& world) {
+        Observer quiet;
+        TrainOptions mine = options;
+        if (world.rank() == 1) change(mine);
+        train_rank(world, mine, {}, quiet);
+      });
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(outcome([](TrainOptions&) {}), "");  // control
+  EXPECT_EQ(outcome([](TrainOptions& o) { o.threads = 2; }), "");
+  const std::vector<std::function<void(TrainOptions&)>> changes = {
+      [](TrainOptions& o) { o.seed = 9; },
+      [](TrainOptions& o) { o.optimizer.lr *= 2; },
+      [](TrainOptions& o) { o.optimizer.weight_decay = 0.5; },
+      [](TrainOptions& o) { o.optimizer_from = "torch"; },
+      [](TrainOptions& o) { o.lr_warmup = 1; },
+      [](TrainOptions& o) { o.lr_schedule = "cosine"; },
+      [](TrainOptions& o) { o.steps = 3; },
+      [](TrainOptions& o) { o.warmup_steps = 1; },
+      [](TrainOptions& o) { o.sizes.dropout = 0.3; },
+      [](TrainOptions& o) { o.planned_link.hop_seconds = 1; },
+      [](TrainOptions& o) { o.clip_norm = 1; },
+      [](TrainOptions& o) { o.accumulate = 2; }};
+  for (std::size_t i = 0; i < changes.size(); ++i)
+    EXPECT_NE(outcome(changes[i]).find("has another plan of"), std::string::npos)
+        << i << ": " << outcome(changes[i]);
 }
 
 double farthest(const std::vector<double>& a, const std::vector<double>& b) {

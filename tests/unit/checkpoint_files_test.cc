@@ -284,6 +284,9 @@ TEST(CheckpointFiles, ValuesThatCannotBeAreRefused) {
     return [=](Open& f) { f.set(name, i, value); };
   };
   const std::string dp = "data_parallel/";
+  const auto figure = [&](std::size_t i, double value) {
+    return [=](Open& f) { f.set(dp + "team_figures/" + bucket, i, value); };
+  };
   const std::vector<Case> cases = {
       {[&](Open& f) { f.set(dp + "residual/wte", 0, kNan); },
        "the residual of 'wte' has a value that is not finite"},
@@ -291,9 +294,15 @@ TEST(CheckpointFiles, ValuesThatCannotBeAreRefused) {
       {number(dp + "team_quota/" + bucket, 0, 18), "the team quota of a bucket of 17 elements"},
       {number(dp + "team_quota/" + bucket, 1, -kMost), "the team quota"},
       {number(dp + "team_quota/" + bucket, 2, 2), "the team quota"},
-      {[&](Open& f) { f.set(dp + "team_figures/" + bucket, 0, 0.5); }, "the team figures"},
-      {[&](Open& f) { f.set(dp + "team_figures/" + bucket, 1, -1.0); }, "the team figures"},
-      {[&](Open& f) { f.set(dp + "team_figures/" + bucket, 2, 1.1); }, "the team figures"},
+      {figure(0, 0.5), "the team figures"},
+      {figure(0, 65), "the team figures"},
+      {figure(1, 3), "the team figures"},
+      {figure(2, 2), "the team figures"},
+      {figure(3, 18), "the team figures"},
+      {figure(4, -1), "the team figures"},
+      {figure(5, 1.1), "the team figures"},
+      {figure(6, 0.5), "the team figures"},
+      {figure(7, -1), "the team figures"},
       {[&](Open& f) { f.set(dp + "thresholds/" + bucket, 0, -1.0F); }, "the thresholds"},
       {[&](Open& f) { f.set(dp + "thresholds/" + bucket, 1, kNan); }, "the thresholds"},
       {number(dp + "threshold_steps/" + bucket, 0, 18), "the thresholds"},

@@ -191,7 +191,15 @@ struct Sample {
       const bool first = plan().bucket(b).pieces[0].parameter == 1;
       SparseWork& work = state.bucket(b).work();
       work.next_team_quota = first ? TeamQuota{.entries = 4, .step = -2, .inertia = true} : TeamQuota{};
-      if (first) work.next_team_figures = {.operations = 64, .entry_bytes = 4.7, .overlap = 0.1};
+      if (first) {
+        work.next_team_figures = {.operations = 63,
+                                  .choice = {.teams = size},
+                                  .k = 3,
+                                  .entry_bytes = 4.7,
+                                  .overlap = 0.1,
+                                  .has_overlap = true,
+                                  .lists = 0.3 + rank};
+      }
       work.has_staged = true;
       if (!first) continue;
       Velocity& velocity = state.bucket_velocity(b);

@@ -350,7 +350,7 @@ struct OfAGroup {
       velocity.staged.push_back(left_behind(place.peer, 1000 + i));
     }
     work.next_team_quota = {.entries = 1 + place.part, .step = 2, .inertia = true};
-    work.next_team_figures = {.operations = 1 + place.part, .entry_bytes = 5, .overlap = 0.5};
+    work.next_team_figures = {.operations = 1 + place.part, .k = 2, .entry_bytes = 5, .overlap = 0.5};
     work.has_staged = velocity.has_staged = true;
     state.stage_scale(0, 1 + place.part);
     state.factor(0).staged = {static_cast<float>(place.part), 1, 2};

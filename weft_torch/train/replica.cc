@@ -9,6 +9,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/identity.h"
 #include "base/names.h"
 #include "data_parallel/data_parallel.h"
 #include "patterns/blocks.h"
@@ -51,6 +52,7 @@ ReplicaOptions replica_options(const TrainOptions& o) {
   out.optimizer_from = o.optimizer_from;
   out.clip_norm = o.clip_local ? 0 : o.clip_norm;
   out.skip_not_finite = o.skip_not_finite;
+  out.compared = hash_of(o);
   return out;
 }
 
@@ -192,6 +194,8 @@ void Replica::Core::add_strategies(Engine& engine, const Comm& comm, ModelShape 
   step.clip_norm = options_.clip_norm;
   step.skip_not_finite = options_.skip_not_finite;
   step.lookahead = options_.lookahead;
+  step.compared = mix(options_.compared ^
+                      mix(hash_of(options_.optimizer) ^ (options_.optimizer_from == "torch" ? 1U : 0U)));
   strategies_ = std::make_unique<Strategies>(engine, comm, std::move(trained), step);
   options_.parallel.dtype = wide_ ? DType::float64 : DType::float32;
   options_.parallel.divisor = 0;

@@ -54,6 +54,7 @@ struct ReplicaOptions {
   std::string optimizer_from = "weft";  // or "torch": its own, with the same options
   double clip_norm = 0;                 // of the averaged gradient of all parameters; 0: none
   bool skip_not_finite = false;  // leave such a step out on all ranks, with its residuals; else an Error
+  std::uint64_t compared = 0;    // of whatever else the caller's results depend on
   // affects speed only
   bool lookahead = false;  // step() is told of the batch that comes next: nobody waits for its tokens
 };

@@ -27,15 +27,27 @@ struct TeamQuota {
   friend bool operator==(const TeamQuota&, const TeamQuota&) = default;
 };
 
-// What an operation that chooses its teams goes by; the same on all ranks. Measured when B-SAG's controllers
-// have had time to settle, and again by the same period.
+struct TeamChoice {
+  int teams = 1;  // 0: not chosen
+  bool recursive = false;
+  friend bool operator==(const TeamChoice&, const TeamChoice&) = default;
+};
+
+// The teams of a vector whose operations choose them, and what they were chosen by. They stay for a period;
+// then the ranks tell each other what they measured in its second half, when B-SAG's controllers have settled,
+// and choose again, as they do where k has become another one. All but `lists` is the same on all ranks.
 struct TeamFigures {
   static constexpr std::int64_t kPeriod = 64;  // operations
-  std::int64_t operations = 0;                 // since the start
-  double entry_bytes = 0;                      // on the wire; 0: by the codec's formula
-  // Of the lists that B-SAG adds: a list of the quota's union is quota d^(overlap - 1) long. 0: no index is in
-  // two of them; 1: all are in all, B-SAG's bound.
+  std::int64_t operations = 0;                 // since they were chosen
+  TeamChoice choice{.teams = 0};
+  std::int64_t k = 0;      // that it was chosen for
+  double entry_bytes = 0;  // on the wire; 0: not measured, by the codec's formula
+  // Of the lists that B-SAG adds: of a union as large as the quota each is quota d^(overlap - 1) long. 0: no
+  // index is in two of them; 1: all are in all, B-SAG's bound. Once measured it only rises, so that no choice
+  // is made for ever in turns.
   double overlap = 1;
+  bool has_overlap = false;
+  double lists = 0;  // of this rank: overlaps of the operations that count, added up
   friend bool operator==(const TeamFigures&, const TeamFigures&) = default;
 };
 
@@ -158,7 +170,8 @@ struct SparseShape {
   bool recursive = false;
   Deal::Kind blocks = Deal::Kind::dealt;
   wire::SparseCodec codec = wire::SparseCodec::coo;
-  TeamFigures measured{};
+  double entry_bytes = 0;  // measured; 0: by the codec's formula
+  double overlap = 1;      // of B-SAG's lists (TeamFigures); 1: its bound
   // By which the dense rows choose their algorithm.
   LinkCost link{};
   std::size_t micro_op_bytes = std::size_t{1} << 20;
@@ -193,10 +206,6 @@ double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape,
 // The number of teams with the least predicted time, and whether they gather by R-SAG: by what was measured,
 // else by the codec's formula and B-SAG's bound. Of those that gather as asked for (auto, r-sag, b-sag), with at least two teams
 // where that is said. One team where no number of them can.
-struct TeamChoice {
-  int teams = 1;
-  bool recursive = false;
-};
 TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link,
                         wire::SparseCodec codec = wire::SparseCodec::packed, std::string_view gather = "auto",
                         const TeamFigures& measured = {});

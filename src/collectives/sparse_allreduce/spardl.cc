@@ -35,7 +35,6 @@ namespace {
 void prepare_team_quota(const SparOperation& op) {
   SparseWork& work = *op.call.work;
   const std::int64_t quota = op.quota_of(op.position);
-  work.next_team_quota = work.team_quota;
   TeamQuota& next = work.next_team_quota;
   const std::int64_t least = std::max<std::int64_t>(1, quota / op.call.teams);
   if (op.call.k >= work.length) next.entries = quota;  // everything: nothing to economise on

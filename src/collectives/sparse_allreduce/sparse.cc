@@ -29,19 +29,34 @@ Deal::Kind blocks_of(std::string_view name) {
   refuse("blocks '" + std::string(name) + "' are none of: dealt, contiguous");
 }
 
+bool is_near(std::int64_t k, std::int64_t other) { return k <= 2 * other && other <= 2 * k; }
+
+// REQUIRES: the controllers are staged.
+void choose_teams(const Comm& comm, const SparseOptions& options, SparseCall& call) {
+  TeamFigures& figures = call.work->next_team_figures;
+  const int before = figures.choice.teams;
+  const bool stays = before > 0 && comm.size() % before == 0 && is_near(call.k, figures.k) &&
+                     figures.operations < TeamFigures::kPeriod;
+  if (!stays) {
+    const TeamChoice choice = choose_teams(comm.size(), call.work->length, call.k, comm.cost(), call.codec,
+                                           options.gather, figures);
+    if (choice != figures.choice) call.work->next_team_quota = {};  // of other groups of ranks
+    figures.choice = choice;
+    figures.k = call.k;
+    figures.operations = 0;
+    figures.lists = 0;
+  }
+  if (options.gather == "r-sag" && comm.size() > 1 && figures.choice.teams == 1)
+    refuse("r-sag needs a power of two of teams, and " + std::to_string(comm.size()) + " ranks have none");
+  call.teams = figures.choice.teams;
+  call.recursive = figures.choice.recursive;
+}
+
 void choose_gather(const Comm& comm, const SparseOptions& options, SparseCall& call) {
   if (options.gather != "auto" && options.gather != "r-sag" && options.gather != "b-sag") {
     refuse("gather '" + std::string(options.gather) + "' is none of: auto, r-sag, b-sag");
   }
-  if (options.teams == 0) {
-    const TeamChoice choice = choose_teams(comm.size(), call.work->length, call.k, comm.cost(), call.codec,
-                                           options.gather, call.work->team_figures);
-    if (options.gather == "r-sag" && comm.size() > 1 && choice.teams == 1)
-      refuse("r-sag needs a power of two of teams, and " + std::to_string(comm.size()) + " ranks have none");
-    call.teams = choice.teams;
-    call.recursive = choice.recursive;
-    return;
-  }
+  if (options.teams == 0) return choose_teams(comm, options, call);
   if (options.teams < 0 || comm.size() % options.teams != 0) {
     refuse(std::to_string(options.teams) + " teams do not divide " + std::to_string(comm.size()) + " ranks");
   }
@@ -71,17 +86,18 @@ SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseStat
   call.residual = options.residual;
   call.threads = options.threads;
   call.kernels = &comm.kernels();
+  call.work->stage_controllers();
   choose_gather(comm, options, call);
   return call;
 }
 
-// Of this rank's list with those of the other teams (TeamFigures).
+// Of the list that this rank sent with those of the other teams (TeamFigures).
 double overlap_of(const Comm& comm, const SparseCall& call) {
   const int members = comm.size() / call.teams;
   const auto quota =
       static_cast<double>(Deal(call.blocks, members, call.work->length).quota(comm.rank() % members, call.k));
   const auto list = static_cast<double>(call.work->next_team_quota.entries);
-  if (call.teams == 1 || call.recursive || quota == 0 || list == 0) return 1;
+  if (quota == 0 || list == 0) return 1;
   return std::clamp(1 + std::log(list / quota) / std::log(call.teams), 0.0, 1.0);
 }
 
@@ -92,7 +108,8 @@ void declare(const Comm& comm, const SparseAlgorithm& row, const SparseCall& cal
        {static_cast<std::uint64_t>(call.k), static_cast<std::uint64_t>(call.codec),
         static_cast<std::uint64_t>(call.blocks), static_cast<std::uint64_t>(call.residual),
         static_cast<std::uint64_t>(call.teams), static_cast<std::uint64_t>(call.recursive),
-        static_cast<std::uint64_t>(call.work->thresholds.steps)}) {
+        static_cast<std::uint64_t>(call.work->thresholds.steps),
+        static_cast<std::uint64_t>(call.work->team_figures.operations)}) {
     agreed = mix(agreed ^ part);
   }
   const auto place = static_cast<std::uint8_t>(&row - sparse_algorithms().data());
@@ -106,26 +123,37 @@ void declare(const Comm& comm, const SparseAlgorithm& row, const SparseCall& cal
 // Above SparDL's 3 ceil(log2 P).
 constexpr std::uint32_t kFiguresHop = 128;
 
-// Everybody tells what it sent and how long its list had to be; what all go by is the mean.
+// Everybody tells what it sent and how long its lists had to be; what all go by is the mean.
 Task<void> measure_teams(Comm comm, SparseCall call) {
   struct Told {
-    double entries = 0, bytes = 0, overlap = 1;
+    double entries = 0, bytes = 0, lists = 0;
   };
-  const auto rank = static_cast<std::size_t>(comm.rank());
+  TeamFigures& figures = call.work->next_team_figures;
   std::vector<Told> told(static_cast<std::size_t>(comm.size()));
-  told[rank] = {static_cast<double>(call.result->entries_sent),
-                static_cast<double>(call.result->entry_bytes_sent), overlap_of(comm, call)};
+  told[static_cast<std::size_t>(comm.rank())] = {static_cast<double>(call.result->entries_sent),
+                                                 static_cast<double>(call.result->entry_bytes_sent),
+                                                 figures.lists};
   const Dense data(std::as_writable_bytes(std::span(told)));
   co_await all_gather(comm, data);
-  Told sum{.overlap = 0};
+  Told sum;
   for (const Told& one : told) {
     sum.entries += one.entries;
     sum.bytes += one.bytes;
-    sum.overlap += one.overlap;
+    sum.lists += one.lists;
   }
-  TeamFigures& figures = call.work->next_team_figures;
   if (sum.entries > 0) figures.entry_bytes = sum.bytes / sum.entries;
-  if (call.teams > 1 && !call.recursive) figures.overlap = sum.overlap / comm.size();
+  if (call.teams == 1 || call.recursive) co_return;
+  const double overlap = sum.lists / comm.size() / (TeamFigures::kPeriod / 2.0);
+  figures.overlap = figures.has_overlap ? std::max(figures.overlap, overlap) : overlap;
+  figures.has_overlap = true;
+}
+
+// Counts the operation; at the end of a period the ranks measure.
+Task<void> count_for_teams(Comm comm, SparseCall call) {
+  TeamFigures& figures = call.work->next_team_figures;
+  const bool counts = ++figures.operations > TeamFigures::kPeriod / 2;
+  if (counts && call.teams > 1 && !call.recursive) figures.lists += overlap_of(comm, call);
+  if (figures.operations == TeamFigures::kPeriod) co_await measure_teams(comm, call);
 }
 
 }  // namespace
@@ -232,7 +260,6 @@ Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseS
   call.work->has_staged = false;
   call.work->spent = 0;
   call.work->staged.resize(row.lossless ? 0 : gradient.size());
-  call.work->stage_controllers();
   *call.result = SparseResult::Contents{.deal = call.result->deal,
                                         .blocks = std::move(call.result->blocks),
                                         .dense = std::move(call.result->dense)};
@@ -243,9 +270,7 @@ Task<void> sparse_all_reduce(Comm comm, std::span<const float> gradient, SparseS
     call.result->is_dense = false;
     co_return;
   }
-  if (row.teams && options.teams == 0 &&
-      ++call.work->next_team_figures.operations % TeamFigures::kPeriod == 0)
-    co_await measure_teams(comm.hops_from(kFiguresHop), call);
+  if (row.teams && options.teams == 0) co_await count_for_teams(comm.hops_from(kFiguresHop), call);
   call.work->has_staged = true;
 }
 

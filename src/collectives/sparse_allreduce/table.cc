@@ -24,7 +24,7 @@ namespace {
 
 // Of a team, in B-SAG.
 std::int64_t bruck_list(const SparseShape& s, std::int64_t quota) {
-  const double share = std::pow(s.teams, s.measured.overlap - 1);
+  const double share = std::pow(s.teams, s.overlap - 1);
   return static_cast<std::int64_t>(std::ceil(share * static_cast<double>(quota)));
 }
 
@@ -205,7 +205,7 @@ std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape)
     return static_cast<std::int64_t>(std::ceil(entry_bytes * static_cast<double>(entries))) +
            8 * row.heads(shape);
   };
-  if (shape.measured.entry_bytes > 0) return coded(shape.measured.entry_bytes);
+  if (shape.entry_bytes > 0) return coded(shape.entry_bytes);
   const double spacing =
       static_cast<double>(shape.length) / static_cast<double>(std::max<std::int64_t>(1, shape.k));
   double bits = spacing;
@@ -235,7 +235,8 @@ TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const Lin
                               .teams = teams,
                               .recursive = recursive,
                               .codec = codec,
-                              .measured = measured};
+                              .entry_bytes = measured.entry_bytes,
+                              .overlap = measured.overlap};
       const double seconds = sparse_wire_seconds(kRows[0], shape, link);
       if (least != 0 && seconds >= least) continue;
       least = seconds;

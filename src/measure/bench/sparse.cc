@@ -228,7 +228,12 @@ SparseFormula formula_of(const SparseVector& vector, int ranks, const LinkCost& 
                          std::size_t micro_op_bytes) {
   SparseFormula formula;
   for (const SparseVector::Part& part : vector.parts()) {
-    const SparseShape shape = shape_of(part.call, part.length, ranks, link, micro_op_bytes);
+    const SparseShape shape = shape_of(part.call, part.length,
+                                       {.size = ranks,
+                                        .parts = {},
+                                        .link = link,
+                                        .teams = part.state->work().team_figures.choice,
+                                        .micro_op_bytes = micro_op_bytes});
     formula.operations.push_back({&find_sparse_algorithm(part.call.algorithm), shape});
   }
   return formula;
