@@ -179,6 +179,8 @@ def wrap(model: nn.Module, options: argparse.Namespace) -> nn.Module:
         import weft
 
         more = {"density": options.density} if options.scheme not in ("dense", "dense-bf16") else {}
+        if options.bucket_mib:
+            more["bucket_mib"] = options.bucket_mib
         return weft.DataParallel(model, scheme=options.scheme, **more)
     mib = options.bucket_mib or (ONE_BUCKET_MIB if options.system == "powersgd" else None)
     ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=mib, gradient_as_bucket_view=options.views)
@@ -226,7 +228,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--system", choices=("none", "ddp", "powersgd", "weft"), default="ddp")
     out.add_argument("--model", choices=tuple(MODELS), default="gpt", help="encoder: of torch's own modules, nothing tied")
     out.add_argument("--bucket-mib", type=float, default=0,
-                     help="of a bucket; 0: ddp as it comes (25, the first 1), powersgd one bucket")
+                     help="of a bucket; 0: ddp (25, the first 1) and weft as they come, powersgd one bucket")
     out.add_argument("--views", action="store_true", help="ddp: gradients are views of buckets and keep their memory")
     out.add_argument("--factor-rank", type=int, default=1, help="powersgd: columns of its factors")
     out.add_argument("--scheme", default="spardl", help="weft")
