@@ -59,7 +59,8 @@ RunningWorld::~RunningWorld() {
   if (std::uncaught_exceptions() > unwinding_) return;
   try {
     engine_.settled().wait();
-  } catch (...) {  // the job has failed: whoever waits for its operations is told
+  } catch (...) {  // whoever waits for its operations is told
+    log_.info("leaves a job that has failed");
   }
 }
 
