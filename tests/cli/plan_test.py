@@ -101,6 +101,14 @@ class PlanTest(unittest.TestCase):
                      "from FLOPs at 50 GFLOP/s; --outline has measured ones", "in the bytes of their codec"):
             self.assertIn(part, done.stdout)
 
+    def test_the_excerpt_of_the_readme(self) -> None:
+        readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+        begin = readme.index("table of every rank, steady\n")
+        excerpt = readme[begin:readme.index("```", begin)]
+        self.assertGreater(excerpt.count("\n"), 5)
+        done = self.weft("plan", "--ranks", "4", "--link", "200mbit,50us", "--show-schedule")
+        self.assertIn(excerpt, done.stdout)
+
     def test_rows_have_their_columns(self) -> None:
         for codec in ("packed", "coo"):
             arguments = ("--ranks", "3", "--link", "1gbit,50us", "--scheme", "spardl", "--codec", codec)
