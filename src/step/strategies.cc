@@ -108,8 +108,7 @@ void Strategies::compare() {
   };
   constexpr const char* kWhat =
       "plan of the step (tensors, schemes, divisors, exchanges, clipping, skipping, lookahead, not_finite, "
-      "optimizer or "
-      "other options)";
+      "optimizer or other options)";
   verdict_wishes_ = std::make_shared<std::vector<std::int64_t>>();
   comparison_ = compare_plans(engine_, world_, submit, hash_of_group(world_.group_id()), kWhat,
                               world_verdict_ ? 1 : 0, verdict_wishes_);

@@ -243,6 +243,22 @@ TEST(SpardlTeams, TheirNumberFollowsWhatWasMeasured) {
   }
 }
 
+// Nor does another way to gather that is asked for.
+TEST(SpardlTeams, GatherAsTheyAreAskedToFromThenOn) {
+  SparseJob job(8, 2000, options_of(90, ResidualRule::gres, 0, "r-sag"));
+  for (const std::string_view gather : {"r-sag", "b-sag", "r-sag"}) {
+    job.options().gather = gather;
+    for (int t = 0; t < 2; ++t) {
+      fill(job, static_cast<std::uint32_t>(t), Data::whole);
+      job.step();
+      const TeamFigures& figures = job.state(3).work().team_figures;
+      EXPECT_GT(figures.choice.teams, 1);
+      EXPECT_EQ(figures.choice.recursive, gather == "r-sag");
+      EXPECT_EQ(figures.operations, t + 1);
+    }
+  }
+}
+
 // Another k (a warm-up's end) does not wait for a period.
 TEST(SpardlTeams, TheirNumberFollowsK) {
   const LinkCost far{.hop_seconds = 5e-3, .seconds_per_byte = 8e-9};

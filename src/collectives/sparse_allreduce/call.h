@@ -204,8 +204,8 @@ std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape)
 // Predicted seconds on the wire.
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link);
 // The number of teams with the least predicted time, and whether they gather by R-SAG: by what was measured,
-// else by the codec's formula and B-SAG's bound. Of those that gather as asked for (auto, r-sag, b-sag), with at least two teams
-// where that is said. One team where no number of them can.
+// else by the codec's formula and B-SAG's bound. Of those that gather as asked for (auto, r-sag, b-sag), with
+// at least two teams where that is said. One team where no number of them can.
 TeamChoice choose_teams(int size, std::int64_t length, std::int64_t k, const LinkCost& link,
                         wire::SparseCodec codec = wire::SparseCodec::packed, std::string_view gather = "auto",
                         const TeamFigures& measured = {});

@@ -31,11 +31,16 @@ Deal::Kind blocks_of(std::string_view name) {
 
 bool is_near(std::int64_t k, std::int64_t other) { return k <= 2 * other && other <= 2 * k; }
 
+bool gathers_as_asked(const TeamChoice& choice, std::string_view gather) {
+  return gather == "auto" || (choice.teams > 1 && choice.recursive == (gather == "r-sag"));
+}
+
 // REQUIRES: the controllers are staged.
 void choose_teams(const Comm& comm, const SparseOptions& options, SparseCall& call) {
   TeamFigures& figures = call.work->next_team_figures;
   const int before = figures.choice.teams;
   const bool stays = before > 0 && comm.size() % before == 0 && is_near(call.k, figures.k) &&
+                     gathers_as_asked(figures.choice, options.gather) &&
                      figures.operations < TeamFigures::kPeriod;
   if (!stays) {
     const TeamChoice choice = choose_teams(comm.size(), call.work->length, call.k, comm.cost(), call.codec,
