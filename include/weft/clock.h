@@ -27,9 +27,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual Time now() const = 0;
-  virtual bool simulated() const {
-    return false;
-  }  // virtual time: what is computed takes none unless it is said to
+  // Virtual time: what is computed takes none unless it is said to.
+  virtual bool simulated() const { return false; }
 };
 
 // The monotonic clock of the machine.

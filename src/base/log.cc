@@ -1,6 +1,7 @@
 #include "base/log.h"
 
 #include <cstdio>
+#include <ctime>
 
 #include "weft/error.h"
 
@@ -53,7 +54,12 @@ struct Log::Sink {
   Sink(LogLevel l, int r) : level(l), rank(r) {}
   void write(LogLevel l, const std::string& line) {
     static constexpr const char* names[] = {"debug", "info", "warning", "error"};
-    std::fprintf(stderr, "%s [rank %d] %s\n", names[static_cast<int>(l)], rank, line.c_str());
+    const std::time_t now = std::time(nullptr);
+    std::tm parts{};
+    localtime_r(&now, &parts);
+    char at[16];
+    std::strftime(at, sizeof at, "%H:%M:%S", &parts);
+    std::fprintf(stderr, "%s %s [rank %d] %s\n", at, names[static_cast<int>(l)], rank, line.c_str());
   }
   LogLevel level;
   int rank;

@@ -1,6 +1,7 @@
 #include "measure/turns.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "weft/error.h"
 
@@ -41,7 +42,9 @@ void Lane::before_step(std::int64_t step) {
     changed_.notify_all();
     while (step >= end_ && !closed_) lock.wait(changed_);
   }
-  if (closed_) throw Error("the comparison was ended before step " + std::to_string(step));
+  if (!closed_) return;
+  if (cause_) std::rethrow_exception(cause_);
+  throw Error("the comparison was ended before step " + std::to_string(step));
 }
 
 void Lane::run_until(std::int64_t end) {
@@ -54,9 +57,9 @@ void Lane::run_until(std::int64_t end) {
   while (!ready()) lock.wait(changed_);
 }
 
-void Lane::close() {
+void Lane::close(std::exception_ptr cause) {
   const Lock lock(mutex_);
-  closed_ = true;
+  if (!std::exchange(closed_, true)) cause_ = std::move(cause);
   changed_.notify_all();
 }
 

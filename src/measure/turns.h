@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "base/mutex.h"
@@ -30,13 +31,15 @@ class Lane {
  public:
   explicit Lane(int ranks) : ranks_(ranks) {}
 
-  // The ranks, before every step. Throws Error where the lane was closed.
+  // The ranks, before every step. Where the lane was closed it throws what closed it, or an Error that says
+  // so.
   void before_step(std::int64_t step);
   // Whoever gives turns: returns when all ranks wait before step `end`, or when the lane was closed. 0: when
   // they have arrived.
   void run_until(std::int64_t end);
-  // The ranks have ended, or are to end: everybody who waits goes on, a rank with an error. Any thread.
-  void close();
+  // The ranks have ended, or are to end: everybody who waits goes on, a rank with an error. `cause`: of a rank
+  // that failed; the others then fail with the same, whichever of them is asked first. Any thread.
+  void close(std::exception_ptr cause = std::current_exception());
 
  private:
   bool ready() const WEFT_REQUIRES(mutex_) { return arrived_ == ranks_ || closed_; }
@@ -47,6 +50,7 @@ class Lane {
   int arrived_ WEFT_GUARDED_BY(mutex_) = 0;  // ranks that wait before end_
   std::int64_t end_ WEFT_GUARDED_BY(mutex_) = 0;
   bool closed_ WEFT_GUARDED_BY(mutex_) = false;
+  std::exception_ptr cause_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft

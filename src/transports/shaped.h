@@ -67,15 +67,14 @@ class ShapedNetwork {
     Time at;
     Held* held;
     std::uint64_t number;
-    friend bool operator<(const Prediction& a, const Prediction& b) {
-      return a.at > b.at;
-    }  // the earliest is the largest
+    // The earliest is the largest.
+    friend bool operator<(const Prediction& a, const Prediction& b) { return a.at > b.at; }
   };
   struct Rank {
     std::vector<Held*> arrived;                   // to be handed over by this rank
     std::priority_queue<Prediction> predictions;  // of what this rank has on the wires
-    std::atomic<std::int64_t> last_arrival{
-        -1};  // ideal time of the newest message that was handed over to this rank
+    // Ideal time of the newest message that was handed over to this rank.
+    std::atomic<std::int64_t> last_arrival{-1};
   };
 
   // All with times of the transports' clock.

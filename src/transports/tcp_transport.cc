@@ -358,7 +358,7 @@ void TcpTransport::end_local_sends(const std::exception_ptr& error) {
 // A rank that leaves well waits for each peer as long as that takes anything, and dead_after more. After a
 // failure nobody wants the data, only the reason: dead_after in all.
 void TcpTransport::flush() {
-  const Time deadline = failure_ ? clock_.now() + options_.dead_after : kNever;
+  const Time deadline = failure_ ? later(clock_.now(), options_.dead_after) : kNever;
   for (const auto& p : peers_) {
     if (p != nullptr && p->open()) p->read();  // what was heard of it counts from here
   }

@@ -309,9 +309,11 @@ def test_compiled_outside():
     import torch
 
     net = torch.nn.Linear(4, 4)
-    compiled = torch.compile(weft.DataParallel(net, scheme="dense"), backend="eager")
+    parallel = weft.DataParallel(net, scheme="dense")
+    compiled = torch.compile(parallel, backend="eager")
     compiled(torch.ones(2, 4)).sum().backward()
     assert net.weight.grad.eq(2).all()
+    assert parallel.compression.step == 1  # the hooks were there
 
 
 def has_a_compiler():
@@ -336,13 +338,13 @@ def test_compiled_by_inductor():
     expected = gradients(plain, plain)
     torch._dynamo.reset()
     metrics.reset()
-    for module, call in [
-        (inside, weft.DataParallel(torch.compile(inside, backend="inductor"), scheme="dense")),
-        (outside, torch.compile(weft.DataParallel(outside, scheme="dense"), backend="inductor")),
-    ]:
+    around = weft.DataParallel(torch.compile(inside, backend="inductor"), scheme="dense")
+    within = weft.DataParallel(outside, scheme="dense")
+    for module, call, parallel in [(inside, around, around), (outside, torch.compile(within, backend="inductor"), within)]:
         for mine, reference in zip(gradients(module, call), expected):
             # Fused kernels add in another order: some roundings of 2^-24 of sums of at most 24 terms near one.
             assert torch.allclose(mine, reference, rtol=1e-5, atol=1e-5)
+        assert parallel.compression.step == 1  # the hooks were there
     assert metrics.generated_kernel_count > 0, "control: inductor made the code"
 
 

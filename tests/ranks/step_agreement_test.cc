@@ -257,7 +257,9 @@ TraceReport announced(double predicted) {
   const auto holds = std::ranges::count_if(traces[0].events(), [](const TraceEvent& e) {
     return e.kind == TraceEvent::Kind::hold && e.finished - e.started >= 70ms;
   });
-  if (predicted > 0) EXPECT_EQ(holds, 3);
+  if (predicted > 0) {
+    EXPECT_EQ(holds, 3);
+  }
   return report;
 }
 
