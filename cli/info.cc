@@ -9,6 +9,7 @@
 
 #include "collectives/registry.h"
 #include "data_parallel/schemes.h"
+#include "embedding/ways.h"
 #include "measure/text.h"
 #include "verbs.h"
 #include "weft/config.h"
@@ -63,6 +64,12 @@ std::string knobs_of(const Scheme& scheme) {
   return text;
 }
 
+Json way_table() {
+  Json rows = Json::array();
+  for (const TableWay& way : table_ways()) rows.push_back({{"way", way.name}, {"summary", way.summary}});
+  return rows;
+}
+
 Json scheme_table() {
   Json rows = Json::array();
   for (const Scheme& scheme : schemes()) {
@@ -101,8 +108,11 @@ void print_rows(const Json& rows, const std::vector<std::string>& columns) {
 }
 
 int info(bool json) {
-  const Json all = {
-      {"build", build()}, {"settings", knobs()}, {"algorithms", table()}, {"schemes", scheme_table()}};
+  const Json all = {{"build", build()},
+                    {"settings", knobs()},
+                    {"algorithms", table()},
+                    {"schemes", scheme_table()},
+                    {"tables", way_table()}};
   if (json) {
     std::puts(all.dump(2).c_str());
     return kOk;
@@ -117,6 +127,8 @@ int info(bool json) {
   print_rows(all["algorithms"], {"family", "algorithm", "summary"});
   std::puts("\nSchemes of weft train, with the options that each takes (weft train --help)");
   print_rows(all["schemes"], {"scheme", "summary", "options"});
+  std::puts("\nWays of embedding tables (weft bench embedding)");
+  print_rows(all["tables"], {"way", "summary"});
   return kOk;
 }
 

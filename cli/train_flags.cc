@@ -36,12 +36,15 @@ std::uint64_t parse_seed(const std::string& text) {
 void add_model_flags(Settings& s, TrainFlags& t) {
   s.group("Model");
   s.add("model", t.options.model, list_of(model_names()) + " (default gpt)");
-  s.add("preset", t.preset, "its sizes: " + list_of(model_presets()));
+  s.add("preset", t.preset,
+        "its sizes: " + list_of(model_presets()) + " (for plans and simulations; not gpt)");
   s.add("vocabulary", t.vocabulary, "words at most; the model gets as many as the data has");
   s.add("context", t.context, "tokens of the longest sequence");
   s.add("width", t.width, "of embeddings and layers");
+  s.add("hidden", t.hidden, "lm: width of the LSTMs; 0: as wide as the tables");
+  s.add("projection", t.projection, "lm: columns that an LSTM's output is projected to; 0: none");
   s.add("layers", t.layers, "number of layers");
-  s.add("heads", t.heads, "gpt: heads of the attention");
+  s.add("heads", t.heads, "gpt, transformer, bert: heads of the attention");
   s.add("dropout", t.dropout, "0 to below 1");
   s.add("samples", t.samples, "lm: negative samples of the softmax; 0: the full softmax");
 }
@@ -78,6 +81,20 @@ void add_gradient_flags(Settings& s, TrainFlags& t) {
     if (!knob.is_text) option->type_name("NUMBER")->default_str(knob.text(scheme));
   }
   s.add("find-unused", t.options.find_unused, "leave parameters alone that no rank used in a step");
+}
+
+void add_table_flags(Settings& s, TrainFlags& t) {
+  s.group("Tables");
+  TablesOptions& tables = t.options.tables;
+  s.add("tables", tables.way, "how embedding tables are exchanged: " + list_of(table_way_names()));
+  add_table_scheduling(s, t);
+}
+
+void add_table_scheduling(Settings& s, TrainFlags& t) {
+  TablesOptions& tables = t.options.tables;
+  s.add("tables-scheduling", tables.scheduling,
+        list_of(table_scheduling_names()) + " (default: what the way has)");
+  s.add("tables-split-below", tables.split_below, "share of prior rows above which rows are not split");
 }
 
 void add_optimizer_flags(Settings& s, TrainFlags& t) {
@@ -139,6 +156,8 @@ void resolve_model(TrainFlags& t) {
   take(t.vocabulary, sizes.vocabulary);
   take(t.context, sizes.context);
   take(t.width, sizes.width);
+  take(t.hidden, sizes.hidden);
+  take(t.projection, sizes.projection);
   take(t.samples, sizes.samples);
   take(t.layers, sizes.layers);
   take(t.heads, sizes.heads);

@@ -20,7 +20,7 @@ namespace weft::cli {
 struct TrainFlags {
   std::string preset = "default", plan_link;
   std::string text, megatron;
-  std::optional<std::int64_t> vocabulary, context, width, samples;
+  std::optional<std::int64_t> vocabulary, context, width, hidden, projection, samples;
   std::optional<int> layers, heads;
   std::optional<double> dropout;
   std::string optimizer = "adamw";
@@ -42,8 +42,10 @@ std::string list_of(const std::vector<std::string_view>& names);
 // One group of flags each. REQUIRES: `flags` outlives the settings.
 void add_model_flags(Settings& settings, TrainFlags& flags);
 void add_data_flags(Settings& settings, TrainFlags& flags);
-void add_gradient_flags(Settings& settings, TrainFlags& flags);   // without --scheme
-void add_optimizer_flags(Settings& settings, TrainFlags& flags);  // without --steps
+void add_gradient_flags(Settings& settings, TrainFlags& flags);  // without --scheme
+void add_table_flags(Settings& settings, TrainFlags& flags);
+void add_table_scheduling(Settings& settings, TrainFlags& flags);  // without --tables, into the open group
+void add_optimizer_flags(Settings& settings, TrainFlags& flags);   // without --steps
 
 void add_computation_flags(Settings& settings, Computation& computation);  // into the group that is open
 void add_node_flags(Settings& settings, NetworkFlags& network);            // without --link

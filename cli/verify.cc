@@ -41,6 +41,7 @@ VerifyCommand read(const std::vector<std::string>& arguments, const Placement& p
   settings.group("Gradients");
   settings.add("scheme", t.options.scheme.name, list_of(scheme_names()) + " (default spardl)");
   add_gradient_flags(settings, t);
+  add_table_flags(settings, t);
   add_optimizer_flags(settings, t);
   settings.group("Run");
   settings.add("steps", t.options.steps, "of both");

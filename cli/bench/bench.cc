@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "bench/embedding_flags.h"
 #include "bench/mpi_peer.h"
 #include "bench/sparse_flags.h"
 #include "launcher.h"
@@ -24,8 +25,8 @@ namespace weft::cli {
 
 namespace {
 
-constexpr const char* kNames[] = {"allreduce", "reducescatter",    "allgather", "broadcast",
-                                  "alltoall",  "sparse_allreduce", "priority",  "overhead"};
+constexpr const char* kNames[] = {"allreduce",        "reducescatter", "allgather", "broadcast", "alltoall",
+                                  "sparse_allreduce", "embedding",     "priority",  "overhead"};
 constexpr int kMostThreads = 512, kMostSimulated = 65536;
 
 // As typed.
@@ -36,6 +37,7 @@ struct Typed {
   double byte_scale = 1;
   bool json = false, spoil = false;
   TypedSparse sparse;
+  TypedEmbedding embedding;
 };
 
 Family family_of(const std::string& name) {
@@ -187,6 +189,19 @@ void check_sparse_options(const Typed& typed, BenchOptions& options) {
   check_sparse(options);
 }
 
+void check_embedding_options(const Typed& typed, BenchOptions& options) {
+  if (options.family != "embedding") return refuse_embedding_options(typed.embedding);
+  if (!typed.bytes.empty() || !typed.algorithms.empty() || options.dtype != DType::float32) {
+    throw UsageError(
+        "bench embedding has a float32 table of --rows and --columns, and --ways: without --bytes, --dtype "
+        "and "
+        "--algorithm");
+  }
+  options.embedding = checked(typed.embedding);
+  options.algorithms = typed.embedding.ways;
+  check_embedding(options);
+}
+
 // Before the run, not after it; without a trace of its own: ranks that are processes write to names beside
 // it.
 void check_writable(const std::string& path) {
@@ -221,6 +236,7 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   check_link(typed, options);
   check_family_options(typed, options, launched);
   check_sparse_options(typed, options);
+  check_embedding_options(typed, options);
   return options;
 }
 
@@ -267,6 +283,8 @@ int bench(const Typed& typed, const Invocation& call) {
     bench_priority(options, launched, report.get());
   } else if (options.family == "sparse_allreduce") {
     bench_sparse(options, launched, report.get());
+  } else if (options.family == "embedding") {
+    bench_embedding(options, launched, report.get());
   } else if (options.transport == "sim") {
     bench_sim(options, cases, *report);
   } else {
@@ -281,7 +299,8 @@ int bench(const Typed& typed, const Invocation& call) {
 void add_options(CLI::App& verb, Typed& typed) {
   verb.add_option(
           "family", typed.family,
-          "allreduce, reducescatter, allgather, broadcast, alltoall, sparse_allreduce, priority, overhead")
+          "allreduce, reducescatter, allgather, broadcast, alltoall, sparse_allreduce, embedding, priority, "
+          "overhead")
       ->required();
   verb.add_option("--algorithm", typed.algorithms,
                   "names, with commas; auto: what the cost model takes (default: each that can run)")
@@ -310,6 +329,7 @@ void add_options(CLI::App& verb, Typed& typed) {
   verb.add_option("--against", typed.against, "mpi: Open MPI's best beside it");
   verb.add_option("--trace", typed.trace, "write a Chrome/Perfetto trace there (processes: FILE.rank<r>)");
   add_sparse_options(verb, typed.sparse);
+  add_embedding_options(verb, typed.embedding);
   verb.add_flag("--spoil-result", typed.spoil)->group("");  // tests
 }
 
@@ -326,6 +346,8 @@ Run add_bench(CLI::App& app) {
       "  weft bench alltoall --ranks 8 --nodes 2 --link 100mbit,50us --scale-up 1gbit --bytes 64KiB\n"
       "  weft bench allgather --transport sim --ranks 1024 --bytes 1KiB --algorithm bruck --json\n"
       "  weft bench sparse_allreduce --length 25000000 --density 0.01 --link 1gbit,50us\n"
+      "  weft bench embedding --rows 793471 --tokens 2560 --negatives 8192 --ways allgather,embrace --link "
+      "1gbit,50us\n"
       "  mpirun -n 4 weft bench allreduce          tools/netlab run -- weft bench priority\n"
       "docs/measuring.md defines every field.");
   return [typed](const Invocation& call) { return bench(*typed, call); };

@@ -9,8 +9,10 @@ namespace weft::cli {
 
 int run_comparison(const CompareCommand& command, Models models) {
   const ComparisonOptions& options = command.options;
-  if (options.computation.emulated())
-    check_named_outline(options.computation, command.named_model, options.ranks);
+  for (const Variant& variant : options.variants) {
+    if (options.computation.emulated())
+      check_named_outline(options.computation, command.named_model, variant.options.tables, options.ranks);
+  }
   Comparison comparison(options, std::move(models));
   comparison.measure();
   comparison.show();

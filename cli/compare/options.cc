@@ -22,7 +22,7 @@ constexpr const char* kDefaultLatency = "50us";  // of a swept rate, where --lin
 
 struct Typed : TrainFlags, Computation, NetworkFlags {
   std::string schemes = "dense,dense-bf16,powersgd,topka,oktopk,spardl";
-  std::string variants, baseline, try_buckets, sweep, out;
+  std::string tables, variants, baseline, try_buckets, sweep, out;
   std::int64_t steps = 15;
   std::optional<double> free_bytes;
   bool json = false;
@@ -42,6 +42,8 @@ struct Parser {
     add_model_flags(settings, typed);
     add_data_flags(settings, typed);
     add_gradient_flags(settings, typed);
+    settings.group("Tables");
+    add_table_scheduling(settings, typed);
     add_optimizer_flags(settings, typed);
     app.footer(
         "Examples:\n"
@@ -55,8 +57,12 @@ struct Parser {
     selection.group("Comparison");
     settings.group("Comparison");
     selection.add("schemes", typed.schemes, "some of " + list_of(scheme_names()));
-    selection.add("variants", typed.variants,
-                  "in place of --schemes: NAME[+OPTION=VALUE]...,..., any flag of gradients and optimizer");
+    selection.add(
+        "variants", typed.variants,
+        "in place of --schemes: NAME[+OPTION=VALUE]...,..., any flag of gradients, tables, optimizer");
+    selection.add("tables", typed.tables,
+                  "WAY,WAY,...: every scheme (default then dense alone) with each; some of " +
+                      list_of(table_way_names()));
     selection.add("baseline", typed.baseline, "what speed-ups are over (default dense, or the first)");
     selection.add("try-buckets", typed.try_buckets,
                   "MIB,MIB,...: every variant with buckets of each of these sizes; its row is the fastest");
@@ -134,6 +140,17 @@ std::vector<NamedLink> links_of(const Typed& t, int ranks) {
   return links;
 }
 
+// Every scheme with every way of tables, as --variants would have it.
+std::string variants_text(const std::string& schemes, const std::string& tables) {
+  if (tables.empty()) return schemes;
+  std::string out;
+  for (const std::string& scheme : split(schemes, ',')) {
+    for (const std::string& way : split(tables, ','))
+      out += (out.empty() ? "" : ",") + scheme + "+tables=" + way;
+  }
+  return out;
+}
+
 std::string baseline_of(const std::string& wanted, const std::vector<Variant>& variants) {
   std::vector<std::string_view> names;
   for (const Variant& variant : variants) names.push_back(variant.name);
@@ -155,15 +172,19 @@ CompareCommand read_compare(const std::vector<std::string>& arguments, const Pla
         "under a launcher (" +
         std::string(name_of(place.launcher)) + ") run `weft train` with each scheme");
   }
-  if (!t.variants.empty() && names_flag(arguments, "--schemes"))
-    throw UsageError("--schemes is the short form of --variants: one of them");
+  for (const char* flag : {"--schemes", "--tables"}) {
+    if (!t.variants.empty() && names_flag(arguments, flag))
+      throw UsageError(std::string(flag) + " is a short form of --variants: one of them");
+  }
+  if (!t.tables.empty() && !names_flag(arguments, "--schemes")) t.schemes = lossless_scheme().name;
   CompareCommand command;
   ComparisonOptions& options = command.options;
   options.ranks = resolve_ranks(t, place, false, t.simulated() ? kMostSimulatedRanks : kMostRanks);
   if (t.steps < 1 || t.steps > 1'000'000)
     throw UsageError("steps must be 1 to 1000000, not " + std::to_string(t.steps));
   check_computation(t, t.options);
-  options.variants = variants_of(t.variants.empty() ? t.schemes : t.variants, t, t, options.ranks);
+  options.variants =
+      variants_of(t.variants.empty() ? variants_text(t.schemes, t.tables) : t.variants, t, t, options.ranks);
   options.baseline = baseline_of(t.baseline, options.variants);
   options.bucket_mibs = bucket_mibs_of(t.try_buckets);
   for (const Variant& variant : options.variants) {

@@ -58,6 +58,7 @@ TrainOptions options_of(const Named& named, TrainFlags flags, const Computation&
   CLI::App app;
   Settings settings(app);
   add_gradient_flags(settings, flags);
+  add_table_flags(settings, flags);
   add_optimizer_flags(settings, flags);
   check_options(named, find_scheme(named.scheme), settings.names());
   std::vector<std::string> arguments;

@@ -11,7 +11,7 @@ namespace weft::cli {
 
 std::vector<std::string> split(const std::string& text, char at);
 
-// A scheme's name, then options: flags of gradients and optimizer without their dashes. What a variant does
+// A scheme's name, then options: flags of gradients, tables and optimizer without their dashes. What a variant does
 // not name is as `flags` has it, before anything in them was resolved. Throws UsageError: an unknown name
 // (with the nearest), an option that the scheme does not take, the same variant twice, a value that cannot be
 // meant.

@@ -40,6 +40,7 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   add_gradient_flags(s, c);
   s.add("clip-norm", c.options.clip_norm,
         "of the averaged gradient; 0: none. Updates then wait for all of it");
+  add_table_flags(s, c);
   s.group("Run");
   s.add("ranks", c.ranks, "of the job");
   s.add("mesh", c.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");

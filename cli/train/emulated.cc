@@ -38,7 +38,7 @@ EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const 
 }  // namespace
 
 void emulate_training(const TrainCommand& command, const MeasureOutline& measure) {
-  check_named_outline(command.computation, command.named_model, command.ranks);
+  check_named_outline(command.computation, command.named_model, command.options.tables, command.ranks);
   const std::filesystem::path folder = claim_folder(command.place, command.options);
   const Outline outline =
       outline_for(folder, command.computation.outline, command.options, command.ranks, measure);

@@ -23,6 +23,7 @@ void add_scheme(Settings& s, Typed& t) {
   s.add("scheme", t.options.scheme.name,
         list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");
   add_gradient_flags(s, t);
+  add_table_flags(s, t);
 }
 
 void add_optimizer(Settings& s, Typed& t) {

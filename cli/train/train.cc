@@ -20,6 +20,7 @@
 #include "weft/world.h"
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/trainer.h"
+#include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 
 namespace weft::cli {
@@ -64,7 +65,10 @@ OpenedData checked_data(const TrainCommand& command, int ranks_here) {
   OpenedData opened = open_data(data_options(command.options));
   const Batches enough(opened.source, batch_options(command.options, 0, command.ranks));
   const ModelShape shape = model_shape(command.options.model, model_sizes(command.options, *opened.source));
-  check_memory({.worlds = 1, .ranks = ranks_here, .parameters = shape.num_elements()}, available_memory());
+  check_memory({.worlds = 1,
+                .ranks = ranks_here,
+                .parameters = elements_of_rank(shape, command.options.tables, command.ranks)},
+               available_memory());
   return opened;
 }
 

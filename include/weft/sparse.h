@@ -39,8 +39,9 @@ struct SparseOptions {
   std::string_view codec = "packed";  // coo, packed, packed-bf16
   std::string_view blocks = "dealt";  // dealt, contiguous
   ResidualRule residual = ResidualRule::gres;
-  int teams = 0;                     // spardl: 0 = by the cost model; must divide the size
-  std::string_view gather = "auto";  // spardl with teams: r-sag (teams a power of two), b-sag; auto
+  int teams = 0;                         // spardl: 0 = by the cost model; must divide the size
+  std::string_view gather = "auto";      // spardl with teams: r-sag (teams a power of two), b-sag; auto
+  std::string_view all_reduce = "auto";  // dense: by which algorithm (weft/collective.h)
   // affects speed only
   int threads = 1;  // of the selection
 };

@@ -204,7 +204,8 @@ Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
   const std::uint64_t before = comm.bytes_sent();
   const Dense sum(run->memory<T>().all(run->bucket->count));
   Average<T> average(run->divisor, comm.kernels());
-  co_await all_reduce_and_finish(comm, sum, &average);
+  const AllReduceOptions options{.algorithm = run->order};
+  co_await all_reduce_and_finish(comm, sum, &average, options);
   run->result.contents().entry_bytes_sent = comm.bytes_sent() - before;
   run->result.contents().finite = run->state->work().has_staged = average.finite();
   if (run->finite()) co_return;

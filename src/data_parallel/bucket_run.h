@@ -52,7 +52,7 @@ struct BucketRun {
   double divisor = 1;     // of that average
   BucketMemory<double> values;
   std::unique_ptr<LowRank> low_rank;  // of the scheme "powersgd"; else none
-  std::string_view order = "auto";    // of additions: the all-reduce of its two sums
+  std::string_view order = "auto";    // of additions: the all-reduce of what is summed as it is
   std::uint32_t step = 0;             // committed ones: a key of what is drawn
   Velocity* velocity = nullptr;       // with momentum correction: sent in place of the gradient; else none
   float momentum = 0;                 // of it

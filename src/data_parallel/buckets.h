@@ -30,6 +30,7 @@ struct ParameterInfo {
   // The part of a tensor that its ranks hold, of `count` elements; without a shape: a vector of its own.
   // Groups that hold other parts give the parameter the same name.
   Shard shard = {};
+  bool tied = false;  // a table that is a matrix elsewhere as well: said in the plan
   Shard part() const { return shard.shape.empty() ? Shard::whole({count}) : shard; }
 };
 

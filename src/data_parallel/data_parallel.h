@@ -170,6 +170,7 @@ class DataParallel final : public Strategy {
   std::uint32_t unused_slot() const { return options_.first_slot + num_slots() - 1; }
   std::string codec_of(int bucket) const;
   std::string why_of(int bucket) const;
+  std::string why_so(int bucket) const;  // why this scheme
   StepResult verdicts() const;
 
   Engine& engine_;

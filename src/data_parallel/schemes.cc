@@ -266,6 +266,7 @@ SparseOptions sparse_call(const Scheme& scheme, const SchemeOptions& options, st
           .residual = options.residual,
           .teams = options.teams,
           .gather = options.gather,
+          .all_reduce = options.all_reduce,
           .threads = options.threads};
 }
 
@@ -277,6 +278,7 @@ SparseShape shape_of(const SparseOptions& call, std::int64_t length, const Schem
   out.blocks = call.blocks == "dealt" ? Deal::Kind::dealt : Deal::Kind::contiguous;
   out.codec = wire::sparse_codec_of(call.codec);
   out.link = shape.link;
+  out.all_reduce = call.all_reduce;
   out.micro_op_bytes = shape.micro_op_bytes;
   const bool power = std::has_single_bit(static_cast<unsigned>(call.teams));
   TeamChoice teams{call.teams, call.gather == "r-sag" || (call.gather == "auto" && power)};

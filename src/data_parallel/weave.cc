@@ -126,6 +126,13 @@ std::vector<PlanRow> DataParallel::rows() const {
 }
 
 std::string DataParallel::why_of(int b) const {
+  std::string why = why_so(b);
+  const auto tied = [&](const BucketPiece& piece) { return plan_.parameter(piece.parameter).tied; };
+  if (std::ranges::none_of(plan_.bucket(b).pieces, tied)) return why;
+  return why + "; a tied table stays on every rank: all of its rows get a gradient";
+}
+
+std::string DataParallel::why_so(int b) const {
   const Bucket& bucket = plan_.bucket(b);
   const Scheme& taken = find_scheme(runs_[static_cast<std::size_t>(b)]->options.algorithm);
   if (taken.name == scheme_.name) return "asked for";

@@ -30,6 +30,10 @@ HybridOptions completed(HybridOptions options, int size) {
   if (options.owners == 0) options.owners = size;
   if (options.owners < 1 || options.owners > size)
     refuse(std::to_string(options.owners) + " of " + std::to_string(size) + " ranks are to hold rows");
+  if (options.gather != TableGather::rows && options.cut != TableCut::none)
+    refuse("rows are gathered by everybody only where every rank holds all of them");
+  if (options.gather == TableGather::tokens)
+    options.vertical = options.two_sided = false;  // ids are not known
   if (!options.lookahead) options.vertical = options.two_sided = false;
   if (options.updates_wait || !options.horizontal) options.two_sided = false;
   if (options.updates_wait) options.vertical = false;
@@ -44,8 +48,7 @@ std::vector<OptimizerParameter> parameters_of(const std::vector<TableInfo>& tabl
     const BlockRange mine = layout.columns(comm.rank());
     OptimizerParameter parameter{
         .name = t.name, .count = layout.num_rows(comm.rank()) * mine.count, .dtype = options.dtype};
-    if (options.cut != TableCut::rows)
-      parameter.shard = Shard::range({t.rows, t.columns}, 1, mine.first, mine.count);
+    if (!layout.dealt()) parameter.shard = Shard::range({t.rows, t.columns}, 1, mine.first, mine.count);
     out.push_back(std::move(parameter));
   }
   return out;
@@ -76,6 +79,7 @@ HybridEmbedding::HybridEmbedding(Engine& engine, const Comm& comm, const std::ve
                                    static_cast<std::uint64_t>(options_.dtype),
                                    static_cast<std::uint64_t>(options_.cut),
                                    static_cast<std::uint64_t>(options_.owners),
+                                   static_cast<std::uint64_t>(options_.gather),
                                    options_.updates_wait,
                                    options_.lookahead,
                                    options_.horizontal,
@@ -205,8 +209,24 @@ void HybridEmbedding::weave(Weaver& weaver) const {
 }
 
 std::string HybridEmbedding::why_of(const HybridTable& table) const {
-  std::string why =
-      "columns of every row are on all ranks: rows that a batch reads travel, the table does not";
+  std::string why;
+  switch (options_.cut) {
+    case TableCut::columns:
+      why = "columns of every row are on all ranks: rows that a batch reads travel, the table does not";
+      break;
+    case TableCut::rows:
+      why = "rows are on " + std::to_string(options_.owners) + " of " + std::to_string(comm_.size()) +
+            " ranks: those that a batch reads travel, the table does not";
+      break;
+    case TableCut::none:
+      why = "every rank holds all of it: gradients of the rows that a batch reads go to everybody";
+      break;
+    case TableCut::pushed:
+      why = "every rank holds all of it: rows that a batch reads are updated by " +
+            std::to_string(options_.owners) + " of " + std::to_string(comm_.size()) +
+            ", which send them to all";
+      break;
+  }
   if (options_.updates_wait) why += "; updates wait for the verdict of the step, so no row is delayed";
   if (!options_.lookahead) why += "; batches are not known ahead, so no row is delayed";
   if (table.info().use != 0 && options_.horizontal)
@@ -218,16 +238,21 @@ std::vector<PlanRow> HybridEmbedding::rows() const {
   std::vector<PlanRow> out;
   for (const auto& table : tables_) {
     const TableInfo& info = table->info();
+    const double ids = info.rows_per_step * sizeof(std::int32_t) * (comm_.size() - 1);
+    const double bytes = ids + table->layout().elements_expected(info.rows_per_step) *
+                                   static_cast<double>(size_of(options_.dtype));
     out.push_back({.tensor = info.name,
                    .count = info.rows * info.columns,
                    .strategy = options_.name,
                    .group = comm_.group_id(),
                    .ranks = comm_.size(),
                    .divisor = options_.divisor,
-                   .scheme = "embrace",
+                   .scheme = options_.way,
                    .codec = std::string(name_of(options_.dtype)),
                    .traffic = table->traffic(TableExchange::rows),
                    .slot = table->slot(TableExchange::ids),
+                   .bytes = bytes,
+                   .seconds = bytes * comm_.cost().seconds_per_byte,
                    .why = why_of(*table)});
   }
   return out;
@@ -243,7 +268,7 @@ void HybridEmbedding::batch_known(const BatchInfo& batch) {
   for (const auto& table : tables_) {
     const auto found = std::ranges::find(batch.lookups, table->info().name, &BatchInfo::Lookup::table);
     if (found == batch.lookups.end()) refuse("the batch has no ids of table '" + table->info().name + "'");
-    table->announce(found->ids);
+    table->announce(found->ids, found->reads);
   }
 }
 
@@ -292,6 +317,20 @@ void HybridEmbedding::close(bool committed, double scale) {
   for (const auto& table : tables_) table->close(committed, scale);
 }
 
+std::uint64_t HybridEmbedding::sent_bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& table : tables_) {
+    for (int e = 0; e < kTableExchanges; ++e) sum += table->sent_bytes(static_cast<TableExchange>(e));
+  }
+  return sum;
+}
+
+std::int64_t HybridEmbedding::formula_bytes(const LinkCost& link) const {
+  std::int64_t sum = 0;
+  for (const auto& table : tables_) sum += table->formula_bytes(link);
+  return sum;
+}
+
 // ---- state ----
 
 std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::string_view kind,
@@ -303,7 +342,7 @@ std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::st
                .dtype = options_.dtype,
                .rule = LayoutRule::moves,
                .shard = table->shard(),
-               .peers = peers};
+               .peers = holders(peers)};
     row.read = [values = table->values()](auto&) { return std::span<const std::byte>(values.bytes()); };
     row.write = [values = table->values()](std::span<const std::byte> from) {
       if (from.empty())
@@ -316,6 +355,17 @@ std::vector<LiveRow> HybridEmbedding::value_rows(std::string_view owner, std::st
   return out;
 }
 
-std::vector<LiveRow> HybridEmbedding::optimizer_rows(const Peers& peers) { return optimizer_.rows(peers); }
+// Counters are the same on all ranks; a part of a table is one rank's.
+std::vector<LiveRow> HybridEmbedding::optimizer_rows(const Peers& peers) {
+  std::vector<LiveRow> out = optimizer_.rows(peers);
+  for (LiveRow& row : out) {
+    if (row.row.rule == LayoutRule::moves) row.row.peers = holders(peers);
+  }
+  return out;
+}
+
+Peers HybridEmbedding::holders(const Peers& all) const {
+  return options_.cut == TableCut::none ? all : Peers{};
+}
 
 }  // namespace weft

@@ -76,6 +76,12 @@ class HybridEmbedding final : public Strategy {
   const HybridTable& table(int table) const { return *tables_[static_cast<std::size_t>(table)]; }
   const HybridOptions& options() const { return options_; }
 
+  // Payload that this rank has sent in exchanges that have ended, of all tables. Any thread.
+  std::uint64_t sent_bytes() const;
+  // Payload that this rank sends in the step that is walked, by formula (formula.h); of all tables. `link`:
+  // by which all-reduces are chosen. REQUIRES: its rows were awaited.
+  std::int64_t formula_bytes(const LinkCost& link) const;
+
   // For gradients that come from now on.
   void set_lr(double lr) { optimizer_.set_lr(lr); }
   const Optimizer& optimizer() const { return optimizer_; }
@@ -90,6 +96,7 @@ class HybridEmbedding final : public Strategy {
     TableExchange exchange = TableExchange::ids;
   };
   int place_of(int table, TableExchange exchange) const;
+  Peers holders(const Peers& all) const;  // of what this rank has of a table
   std::string why_of(const HybridTable& table) const;
 
   Comm comm_;

@@ -16,16 +16,26 @@ struct TableInfo {
   std::int64_t columns = 0;
   int use = 0;                // place of its first use among the model's parameters; 0: it is read first
   std::int64_t padding = -1;  // a row whose gradient is dropped; -1: none
+  double rows_per_step = 0;   // that a rank's batch reads, for the plan; 0: nobody has said
+};
+
+// What a rank sends of a table that every rank holds (TableCut::none).
+enum class TableGather : std::uint8_t {
+  rows,    // the rows of its list, summed over their tokens
+  shared,  // of them, those that are in every rank's list are all-reduced
+  tokens   // an id and a row for every token, as frameworks do that sum nothing before they send
 };
 
 struct HybridOptions {
   // affects results; equal on all ranks
   std::string name = "embedding";  // of the strategy
+  std::string way = "embrace";     // what plan rows call it
   DType dtype = DType::float32;    // of the tables and their gradients: this or float64
   double divisor = 0;              // of the sum over the ranks; 0: the size of the group
   OptimizerOptions optimizer;      // of rows: validate_rows()
   TableCut cut = TableCut::columns;
-  int owners = 0;  // of rows: how many ranks hold some; 0: all
+  int owners = 0;  // of rows that are dealt: how many ranks have some; 0: all
+  TableGather gather = TableGather::rows;
   // The step may be left out or its gradients scaled (StepOptions): rows are updated behind the verdict.
   bool updates_wait = false;
   // affects speed only; equal on all ranks

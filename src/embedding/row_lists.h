@@ -29,7 +29,6 @@ template <class T>
 struct Flow {
   std::vector<T> send, recv;
   std::vector<std::int64_t> send_counts, recv_counts;
-  std::vector<std::vector<std::int32_t>> rows;  // that come from each rank
 
   void resize(int size) {
     send_counts.assign(static_cast<std::size_t>(size), 0);

@@ -5,7 +5,10 @@
 #include <type_traits>
 
 #include "base/large_vector.h"
+#include "embedding/formula.h"
+#include "embedding/row_fetch.h"
 #include "embedding/row_lists.h"
+#include "embedding/row_sum.h"
 #include "kernels/rows.h"
 #include "weft/error.h"
 
@@ -47,14 +50,15 @@ void HybridTable::check(std::span<const std::int64_t> ids) const {
   }
 }
 
-void HybridTable::announce(std::span<const std::int64_t> ids) {
+void HybridTable::announce(std::span<const std::int64_t> ids, bool reads) {
   check(ids);
+  reads_ = reads;
   pending_.assign(ids.begin(), ids.end());
   announced_ = true;
 }
 
 Shard HybridTable::shard() const {
-  if (options_.cut == TableCut::rows)
+  if (layout_.dealt())
     throw UsageError("table '" + info_.name +
                      "' is dealt by rows, for comparisons: it is neither saved nor loaded");
   const BlockRange mine = columns(comm_.rank());
@@ -69,6 +73,11 @@ class Table final : public HybridTable {
   Table(Engine& engine, const Comm& comm, const TableInfo& info, const HybridOptions& options,
         std::uint32_t first_slot, Optimizer& optimizer, int parameter)
       : HybridTable(engine, comm, info, options, first_slot, optimizer, parameter),
+        rules_{.layout = &layout_,
+               .gather = options.gather,
+               .rows = info.rows,
+               .columns = info.columns,
+               .divisor = options.divisor},
         width_(static_cast<std::size_t>(columns(comm.rank()).count)),
         values_(static_cast<std::size_t>(layout_.num_rows(comm.rank())) * width_) {
     for (Step& step : steps_) step.ids.of_rank.resize(static_cast<std::size_t>(comm.size()));
@@ -100,9 +109,9 @@ class Table final : public HybridTable {
 
   std::string trouble() const override {
     const Step& s = ended();
-    return s.prior.bad < 0 ? "" : text_of(s, s.prior);
+    return s.prior.sum.bad() < 0 ? "" : text_of(s, s.prior);
   }
-  double squares() const override { return sum_of_squares(std::span<const T>(ended().prior.sum)); }
+  double squares() const override { return sum_of_squares(ended().prior.sum.values()); }
   void close(bool committed, double scale) override {
     Step& s = steps_[static_cast<std::size_t>(ended_ % 3)];
     s.applies = committed;
@@ -111,7 +120,21 @@ class Table final : public HybridTable {
   }
 
   Dense rows() override { return Dense(std::span<T>(step(0).rows)); }
+  std::span<const std::int32_t> ids() const override { return own(steps_[index(0)]); }
   std::span<const std::int32_t> places() const override { return steps_[index(0)].places; }
+  std::int64_t formula_bytes(const LinkCost& link) const override {
+    const Step& s = steps_[index(0)];
+    TableBatch batch{.rows = info_.rows,
+                     .columns = info_.columns,
+                     .value_bytes = sizeof(T),
+                     .padding = info_.padding,
+                     .lists = s.ids.of_rank,
+                     .tokens = std::vector<std::int64_t>(s.ids.of_rank.size())};
+    const auto me = static_cast<std::size_t>(comm_.rank());
+    for (const std::int32_t place : s.places)
+      batch.tokens[me] += own(s)[static_cast<std::size_t>(place)] == info_.padding ? 0 : 1;
+    return table_traffic(layout_, options_.gather, batch, link).ports[me].all_sent();
+  }
   std::int64_t num_rows() const override { return static_cast<std::int64_t>(own(steps_[index(0)]).size()); }
   Dense values() override { return Dense(std::span<T>(values_)); }
 
@@ -134,12 +157,8 @@ class Table final : public HybridTable {
  private:
   // Rows of a step whose gradients travel together.
   struct Part {
-    RowLists lists;  // of each rank; once they are packed, only what this rank holds of them
-    std::vector<std::vector<std::int32_t>> places;  // of each rank's rows in the sum
-    std::vector<std::int32_t> at;                   // of the sum's rows in the memory of the table
-    Flow<T> flow;
-    std::vector<T> sum;     // of lists.all, own columns
-    std::int64_t bad = -1;  // place of a row that is not finite
+    RowSum<T> sum;
+    RowPull<T> pull;  // TableCut::pushed
   };
   struct Step {
     std::int64_t number = -1;
@@ -147,8 +166,8 @@ class Table final : public HybridTable {
     std::vector<std::int32_t> places;  // of this rank's tokens in its list
     std::vector<T> rows;               // of that list, all columns
     RowLists early, late;              // of the ids, where some were looked up in advance
-    bool has_early = false;
-    Flow<T> early_flow, flow;
+    bool has_early = false, reads = true;
+    RowFetch<T> early_fetch, fetch;
     std::span<const T> gradient;
     std::vector<T> zeros;
     Part prior, delayed;
@@ -171,11 +190,6 @@ class Table final : public HybridTable {
   const std::vector<std::int32_t>& own(const Step& s) const {
     return s.ids.of_rank[static_cast<std::size_t>(comm_.rank())];
   }
-  Columns columns_of(int rank) const {
-    const BlockRange c = columns(rank);
-    return {static_cast<std::size_t>(info_.columns), static_cast<std::size_t>(c.first),
-            static_cast<std::size_t>(c.count)};
-  }
   template <class F>
   Ticket submit(TableExchange e, F make) {
     return engine_.submit(comm_, submit_options(e), std::move(make));
@@ -194,12 +208,18 @@ class Table final : public HybridTable {
     s.tickets = {};
     s.split = {};
     s.has_early = s.applies = false;
+    s.reads = reads_;
     own(s) = unique_ids(pending_);
     s.places = places_of(std::span<const std::int64_t>(pending_), own(s));
-    const std::int64_t rows = info_.rows;
-    s.ticket(TableExchange::ids) = submit(TableExchange::ids, [this, &s, rows](Comm comm) {
-      return counted(comm, this, TableExchange::ids, gather_ids(comm, &s.ids, rows));
+    SubmitOptions how = submit_options(TableExchange::ids);
+    how.local = options_.gather == TableGather::tokens;  // ids travel with the rows
+    s.ticket(TableExchange::ids) = engine_.submit(comm_, how, [this, &s](Comm comm) {
+      return counted(comm, this, TableExchange::ids, learn(comm, this, &s));
     });
+  }
+  static Task<void> learn(Comm comm, Table* table, Step* s) {
+    if (table->options_.gather == TableGather::tokens) co_return;
+    co_await gather_ids(comm, &s->ids, table->info_.rows);
   }
 
   // ---- forward ----
@@ -230,7 +250,7 @@ class Table final : public HybridTable {
       const Ticket applied = before->ticket(TableExchange::delayed);
       if (applied.valid()) co_await applied;
     }
-    co_await table->forward(comm, s, &s->early, &s->early_flow);
+    co_await table->forward(comm, s, &s->early, &s->early_fetch);
   }
 
   void start_rows(Step& s, Step& last) {
@@ -251,56 +271,21 @@ class Table final : public HybridTable {
     }
     const Ticket in_advance = s->ticket(TableExchange::early);
     if (in_advance.valid()) co_await in_advance;
-    co_await table->forward(comm, s, in_advance.valid() ? &s->late : &s->ids, &s->flow);
+    if (!s->reads) co_return;
+    co_await table->forward(comm, s, in_advance.valid() ? &s->late : &s->ids, &s->fetch);
   }
 
-  // To each rank the rows of its list, own columns; from each rank those of the own list, its columns.
-  Task<void> forward(Comm comm, Step* s, RowLists* lists, Flow<T>* flow) {
-    const auto me = static_cast<std::size_t>(comm.rank());
-    const std::vector<std::int32_t>& mine = lists->of_rank[me];
-    auto pack = [this, lists, flow, &mine, &comm] {
-      flow->resize(comm.size());
-      flow->rows.resize(lists->of_rank.size());
-      std::vector<std::vector<std::int32_t>> sent(lists->of_rank.size());
-      for (int r = 0; r < comm.size(); ++r) {
-        const auto i = static_cast<std::size_t>(r);
-        sent[i] = layout_.served(lists->of_rank[i], comm.rank(), r);
-        for (std::int32_t& row : sent[i]) row = layout_.place(row);
-        flow->rows[i] = layout_.served(mine, r, comm.rank());
-        flow->send_counts[i] = static_cast<std::int64_t>(sent[i].size() * width_);
-        flow->recv_counts[i] = static_cast<std::int64_t>(flow->rows[i].size()) * columns(r).count;
-      }
-      flow->make_room();
-      std::span<T> to(flow->send);
-      const Columns own_columns{width_, 0, width_};
-      for (const auto& rows : sent) {
-        gather_rows(std::span<const T>(values_), own_columns, rows, to.first(rows.size() * width_));
-        to = to.subspan(rows.size() * width_);
-      }
-      return copy_seconds(comm, flow->send.size());
-    };
-    co_await comm.compute(pack);
-    co_await exchange(comm, flow);
-    auto unpack = [this, s, flow, &comm] {
-      const std::vector<std::int32_t>& all = own(*s);
-      s->rows.resize(all.size() * static_cast<std::size_t>(info_.columns));
-      std::span<const T> from(flow->recv);
-      for (int r = 0; r < comm.size(); ++r) {
-        const auto i = static_cast<std::size_t>(r);
-        const auto count = static_cast<std::size_t>(flow->recv_counts[i]);
-        const std::vector<std::int32_t> at = places_of(std::span<const std::int32_t>(flow->rows[i]), all);
-        place_rows(from.first(count), columns_of(r), at, std::span<T>(s->rows));
-        from = from.subspan(count);
-      }
-      return copy_seconds(comm, flow->recv.size());
-    };
-    co_await comm.compute(unpack);
+  Task<void> forward(Comm comm, Step* s, const RowLists* lists, RowFetch<T>* fetch) {
+    const typename RowFetch<T>::From from{
+        .layout = &layout_, .columns = info_.columns, .values = std::span<const T>(values_)};
+    const typename RowFetch<T>::Into into{.list = own(*s), .rows = &s->rows};
+    return fetch->run(std::move(comm), lists, from, into);
   }
 
   static Task<void> answer(Comm comm, Table* table, Asked* asked) {
     co_await gather_ids(comm, &asked->step.ids, table->info_.rows);
     const Comm behind = comm.hops_from(1);
-    co_await table->forward(behind, &asked->step, &asked->step.ids, &asked->step.flow);
+    co_await table->forward(behind, &asked->step, &asked->step.ids, &asked->step.fetch);
     const auto width = static_cast<std::size_t>(table->info_.columns);
     const Columns all{width, 0, width};
     gather_rows(std::span<const T>(asked->step.rows), all, asked->step.places, asked->out);
@@ -363,62 +348,36 @@ class Table final : public HybridTable {
     }
     auto work = [table, s, ahead, &comm] {
       const std::size_t ranks = s->ids.of_rank.size();
-      s->prior.lists.of_rank.assign(ranks, {});
-      s->delayed.lists.of_rank.assign(ranks, {});
+      s->prior.sum.lists.of_rank.assign(ranks, {});
+      s->delayed.sum.lists.of_rank.assign(ranks, {});
       for (std::size_t r = 0; r < ranks; ++r) {
         std::vector<std::int32_t> list = s->ids.of_rank[r];
         std::erase(list, static_cast<std::int32_t>(table->info_.padding));
         if (ahead == nullptr) {
-          s->prior.lists.of_rank[r] = std::move(list);
+          s->prior.sum.lists.of_rank[r] = std::move(list);
           continue;
         }
         const SplitIds parts = split_ids(list, ahead->ids.all);
-        s->prior.lists.of_rank[r] = ids_at(list, parts.in);
-        s->delayed.lists.of_rank[r] = ids_at(list, parts.out);
+        s->prior.sum.lists.of_rank[r] = ids_at(list, parts.in);
+        s->delayed.sum.lists.of_rank[r] = ids_at(list, parts.out);
       }
       if (ahead != nullptr) table->look_at_share(*s);
       double seconds = comm.kernels().unite_index * static_cast<double>(2 * s->ids.total());
-      for (Part* part : {&s->prior, &s->delayed}) seconds += table->pack_gradient(comm, *s, *part);
+      for (Part* part : {&s->prior, &s->delayed}) seconds += table->pack(comm, *s, *part);
       return seconds;
     };
     co_await comm.compute(work);
   }
 
-  double pack_gradient(const Comm& comm, const Step& s, Part& part) {
-    const int size = comm.size();
-    const std::vector<std::int32_t> mine = part.lists.of_rank[static_cast<std::size_t>(comm.rank())];
-    part.bad = -1;
-    const auto ids = static_cast<double>(2 * part.lists.total());
-    for (auto& list : part.lists.of_rank) list = layout_.of_owner(list, comm.rank());
-    part.lists.unite();
-    part.places.resize(part.lists.of_rank.size());
-    part.flow.resize(size);
-    std::vector<std::vector<std::int32_t>> sent(part.places.size());
-    for (int r = 0; r < size; ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      part.places[i] = places_of(std::span<const std::int32_t>(part.lists.of_rank[i]), part.lists.all);
-      const std::vector<std::int32_t> rows = layout_.of_owner(mine, r);
-      sent[i] = places_of(std::span<const std::int32_t>(rows), own(s));
-      part.flow.send_counts[i] = static_cast<std::int64_t>(sent[i].size()) * columns(r).count;
-      part.flow.recv_counts[i] = static_cast<std::int64_t>(part.lists.of_rank[i].size() * width_);
-    }
-    part.flow.make_room();
-    std::span<T> to(part.flow.send);
-    for (int r = 0; r < size; ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      const auto count = static_cast<std::size_t>(part.flow.send_counts[i]);
-      gather_rows(s.gradient, columns_of(r), sent[i], to.first(count));
-      to = to.subspan(count);
-    }
-    part.at = part.lists.all;
-    for (std::int32_t& row : part.at) row = layout_.place(row);
-    return copy_seconds(comm, part.flow.send.size()) + comm.kernels().unite_index * ids;
+  double pack(const Comm& comm, const Step& s, Part& part) {
+    if (options_.cut == TableCut::pushed) part.pull.plan(comm, layout_, part.sum.lists);
+    return part.sum.pack(comm, rules_, {s.gradient, own(s), s.places});
   }
 
   static Task<void> prior(Comm comm, Table* table, Step* s, Step* before) {
     const Ticket split = s->split;
     co_await split;
-    co_await table->sum(comm, &s->prior);
+    co_await s->prior.sum.run(comm, &table->rules_);
     if (table->options_.updates_wait) co_return;  // for the verdict
     if (before != nullptr) {
       const Ticket applied = before->ticket(TableExchange::delayed);
@@ -430,90 +389,66 @@ class Table final : public HybridTable {
   static Task<void> delayed(Comm comm, Table* table, Step* s) {
     const Ticket split = s->split;
     co_await split;
-    co_await table->sum(comm, &s->delayed);
+    co_await s->delayed.sum.run(comm, &table->rules_);
     co_await table->apply(comm, s, &s->delayed);
   }
 
-  // Blocks are added in the order of the ranks, and the sum is divided once.
-  Task<void> sum(Comm comm, Part* part) {
-    co_await exchange(comm, &part->flow);
-    auto add = [this, part, &comm] {
-      part->sum.assign(part->lists.all.size() * width_, T{0});
-      std::span<const T> from(part->flow.recv);
-      for (std::size_t r = 0; r < part->places.size(); ++r) {
-        const std::size_t count = part->places[r].size() * width_;
-        add_rows(from.first(count), width_, part->places[r], std::span<T>(part->sum));
-        from = from.subspan(count);
-      }
-      const T divisor = static_cast<T>(options_.divisor);
-      for (std::size_t i = 0; i < part->sum.size(); ++i) {
-        part->sum[i] /= divisor;
-        if (part->bad < 0 && !std::isfinite(part->sum[i])) part->bad = static_cast<std::int64_t>(i / width_);
-      }
-      return comm.kernels().fold(dtype_of<T>()) *
-             static_cast<double>((part->flow.recv.size() + part->sum.size()) * sizeof(T));
-    };
-    co_await comm.compute(add);
-  }
-
   Task<void> apply(Comm comm, Step* s, Part* part) {
-    if (part->bad >= 0) throw Error(text_of(*s, *part));
+    if (part->sum.bad() >= 0) throw Error(text_of(*s, *part));
     auto update = [this, s, part, &comm] { return update_rows(comm, *s, *part); };
     co_await comm.compute(update);
+    if (options_.cut != TableCut::pushed) co_return;
+    const Comm behind = comm.hops_from(static_cast<std::uint32_t>(comm.size()));
+    co_await part->pull.run(behind, std::span<T>(values_), info_.columns);
   }
 
   double update_rows(const Comm& comm, const Step& s, const Part& part) {
-    optimizer_.update_rows(parameter_, std::span<T>(values_), std::span<const T>(part.sum), {part.at, width_},
-                           s.at);
+    const std::span<const T> sum = part.sum.values();
+    optimizer_.update_rows(parameter_, std::span<T>(values_), sum, {part.sum.places(), width_}, s.at);
     const auto streams = static_cast<double>(1 + moments_of(optimizer_.options()).size());
-    return comm.kernels().fold(dtype_of<T>()) * streams * static_cast<double>(part.sum.size() * sizeof(T));
+    return comm.kernels().fold(dtype_of<T>()) * streams * static_cast<double>(sum.size_bytes());
   }
 
   // Behind the verdict: of the step that was committed, or nothing.
   void start_update(Step& s) {
-    SubmitOptions local = submit_options(TableExchange::update);
-    local.local = true;
-    s.ticket(TableExchange::update) =
-        engine_.submit(comm_, local, [this, &s](Comm comm) { return update(comm, this, &s); });
+    SubmitOptions how = submit_options(TableExchange::update);
+    how.local = options_.cut != TableCut::pushed;
+    s.ticket(TableExchange::update) = engine_.submit(comm_, how, [this, &s](Comm comm) {
+      return counted(comm, this, TableExchange::update, update(comm, this, &s));
+    });
   }
   static Task<void> update(Comm comm, Table* table, Step* s) {
     if (!std::exchange(s->applies, false)) co_return;
-    auto work = [table, s, &comm] {
+    auto clip = [s] {
       const T scale = static_cast<T>(s->scale);
-      if (scale != T{1}) {
-        for (T& v : s->prior.sum) v *= scale;
-      }
-      return table->update_rows(comm, *s, s->prior);
+      for (T& v : s->prior.sum.values()) v *= scale;
     };
-    co_await comm.compute(work);
+    if (s->scale != 1) co_await comm.compute(clip);
+    co_await table->apply(comm, s, &s->prior);
   }
 
   // ---- the rest ----
 
   // The same on all ranks: they have the same lists.
   void look_at_share(const Step& s) {
-    const double prior = static_cast<double>(s.prior.lists.total());
-    const double all = prior + static_cast<double>(s.delayed.lists.total());
+    const double prior = static_cast<double>(s.prior.sum.lists.total());
+    const double all = prior + static_cast<double>(s.delayed.sum.lists.total());
     prior_share_ = all > 0 ? prior / all : 0;
     if (all > 0 && prior_share_ > options_.split_below) splits_ = false;
   }
 
   std::string text_of(const Step& s, const Part& part) const {
-    const std::int32_t row = part.lists.all[static_cast<std::size_t>(part.bad)];
-    return "step " + std::to_string(s.number) + ": the gradient of row " + std::to_string(row) +
+    return "step " + std::to_string(s.number) + ": the gradient of row " + std::to_string(part.sum.bad()) +
            " of table '" + info_.name + "' is not finite";
-  }
-
-  double copy_seconds(const Comm& comm, std::size_t elements) const {
-    return comm.kernels().copy_byte * static_cast<double>(elements * sizeof(T));
   }
 
   // What the operation sends is added to the exchange's bytes.
   static Task<void> counted(Comm comm, Table* table, TableExchange e, Task<void> inner) {
     co_await std::move(inner);
-    table->sent_[static_cast<std::size_t>(e)] += comm.bytes_sent();
+    table->sent_[static_cast<std::size_t>(e)].fetch_add(comm.bytes_sent(), std::memory_order_relaxed);
   }
 
+  RowSumRules rules_;
   std::size_t width_;  // own columns
   LargeVector<T> values_;
   std::array<Step, 3> steps_;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -47,7 +48,8 @@ class HybridTable {
   TrafficClass traffic(TableExchange e) const;
 
   // ---- events ----
-  void announce(std::span<const std::int64_t> ids);  // Throws UsageError for one that has no row.
+  // Without `reads` no rows come for them. Throws UsageError for one that has no row.
+  void announce(std::span<const std::int64_t> ids, bool reads = true);
   void begin_step() { ++walked_; }
   virtual void start(TableExchange exchange, int offset) = 0;
   virtual void gradient_ready(std::span<const float> gradient) = 0;
@@ -62,8 +64,11 @@ class HybridTable {
   // ---- what the driver asks, of the step that is walked ----
   // This rank's rows, all columns, one after the other. REQUIRES: their exchange was awaited.
   virtual Dense rows() = 0;
-  // Of each announced id, which of them it is.
+  // Their ids, sorted; and of each announced id, which of them it is.
+  virtual std::span<const std::int32_t> ids() const = 0;
   virtual std::span<const std::int32_t> places() const = 0;
+  // Payload that this rank sends in their step, by formula (formula.h). REQUIRES: as rows().
+  virtual std::int64_t formula_bytes(const LinkCost& link) const = 0;
   virtual std::int64_t num_rows() const = 0;
 
   virtual Dense values() = 0;  // what this rank holds, row-major
@@ -73,7 +78,9 @@ class HybridTable {
   virtual Ticket look_up(std::span<const std::int64_t> ids, Dense out) = 0;
 
   // Payload that this rank has sent in all exchanges of a kind.
-  std::uint64_t sent_bytes(TableExchange e) const { return sent_[static_cast<std::size_t>(e)]; }
+  std::uint64_t sent_bytes(TableExchange e) const {
+    return sent_[static_cast<std::size_t>(e)].load(std::memory_order_relaxed);
+  }
   // Of the last step that was split: prior rows among all.
   double prior_share() const { return prior_share_; }
   bool splits() const { return splits_; }  // false: their share was too large
@@ -96,10 +103,11 @@ class HybridTable {
   std::int64_t walked_ = -1;           // step that is walked, or was walked last
   bool announced_ = false;             // a batch that no step has taken yet
   std::vector<std::int64_t> pending_;  // its ids
+  bool reads_ = true;                  // and whether its rows are to come
   bool has_gradient_ = false;          // of the step that is walked
   std::int64_t ended_ = -1;            // step whose backward was the last to end
   std::array<std::uint32_t, kTableExchanges> attempts_{};
-  std::array<std::uint64_t, kTableExchanges> sent_{};
+  std::array<std::atomic<std::uint64_t>, kTableExchanges> sent_{};  // the engine's thread adds
   double prior_share_ = 0;
   bool splits_ = true;
 };

@@ -13,6 +13,8 @@
 #include "measure/memory.h"
 #include "measure/page.h"
 #include "measure/table.h"
+#include "workload/job_strategies.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 
@@ -99,10 +101,12 @@ void Comparison::measure() {
 
 void Comparison::save(const std::string& variant, const NamedLink& link, const Recorded& recorded,
                       bool side_by_side) {
-  const SchemeOptions scheme = options_of(variant, link).scheme;
+  const TrainOptions options = options_of(variant, link);
+  const SchemeOptions& scheme = options.scheme;
   Point point = point_of(recorded, turns_.measured);
   point.variant = variant;
   point.scheme = scheme.name;
+  point.tables = options.tables.way;
   if (find_scheme(scheme.name).selects) point.density = scheme.density;
   point.link = link.name;
   point.compute = options_.computation.compute;
@@ -164,17 +168,30 @@ RunVariant Comparison::work_at(const NamedLink& link) {
   };
 }
 
+// Of all parameters, what a rank has: tables may be cut.
+double Comparison::share_of_rank(const std::string& variant, const NamedLink& link) const {
+  const TrainOptions options = options_of(variant, link);
+  const ModelShape shape = emulated_ ? shape_of(outline_) : model_shape(options.model, options.sizes);
+  return static_cast<double>(elements_of_rank(shape, options.tables, options_.ranks)) /
+         static_cast<double>(shape.num_elements());
+}
+
 void Comparison::take_turns(const std::vector<std::string>& variants, const NamedLink& link) {
   const double available = options_.free_bytes.value_or(available_memory());
   Listener listener;
   listener.all_fit = [&] {
     MemoryNeed need{.worlds = 1,
                     .ranks = options_.ranks,
-                    .parameters = parameters_ / options_.computation.byte_scale,
+                    .parameters = 0,
                     .copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining};
-    check_memory(need, available);
-    need.worlds = variants.size();
-    return need.bytes() <= available;
+    double together = 0;
+    for (const std::string& variant : variants) {
+      need.parameters = static_cast<std::int64_t>(
+          share_of_rank(variant, link) * static_cast<double>(parameters_) / options_.computation.byte_scale);
+      check_memory(need, available);
+      together += need.bytes();
+    }
+    return together <= available;
   };
   listener.turn = [&](const Round& round) {
     progress_.show(link.name + ": round " + std::to_string(round.number + 1) + " of " +

@@ -81,6 +81,7 @@ class Comparison {
   void save(const std::string& variant, const NamedLink& link, const Recorded& recorded, bool side_by_side);
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);
+  double share_of_rank(const std::string& variant, const NamedLink& link) const;
   void take_turns(const std::vector<std::string>& variants, const NamedLink& link);
   RunVariant work_at(const NamedLink& link);
 

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "measure/memory.h"
 #include "measure/outline_file.h"
 #include "measure/text.h"
 #include "weft/error.h"
+#include "workload/job_strategies.h"
 #include "workload/measure_kernels.h"
 
 namespace weft {
@@ -58,12 +59,13 @@ Outline read_named_outline(const std::string& file, const std::string& model) {
   return outline;
 }
 
-void check_named_outline(const Computation& computation, const std::string& model, int ranks) {
+void check_named_outline(const Computation& computation, const std::string& model,
+                         const TablesOptions& tables, int ranks) {
   if (computation.outline.empty()) return;
   const Outline outline = read_named_outline(computation.outline, model);
   check_memory({.worlds = 1,
                 .ranks = ranks,
-                .parameters = outline.parameters / computation.byte_scale,
+                .parameters = elements_of_rank(shape_of(outline), tables, ranks) / computation.byte_scale,
                 .copies = kCopiesOfEmulation},
                available_memory());
 }
@@ -77,6 +79,8 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   EmulationOptions out;
   out.occupies = occupies_cores(outline, ranks);
   out.parallel = data_parallel_options(options);
+  out.tables = options.tables;
+  out.optimizer = optimizer_options(options);
   out.warmup = 0;
   out.steps = options.steps;
   out.seed = options.seed;
@@ -100,14 +104,14 @@ EmulatedRun emulate_ranks(int ranks, const std::optional<EmulatedLink>& link, co
   options.windows = windows_of(outline, options);  // once for all ranks
   EmulatedRun out;
   out.ranks.resize(static_cast<std::size_t>(ranks));
-  std::mutex mutex;
+  Mutex mutex;
   RunOptions run = run_options(link);
   run.traces = traces;
   run_ranks(ranks, run, [&](World& world) {
     try {
       const std::uint64_t before = world.traffic().wire_bytes_sent;
       out.ranks[static_cast<std::size_t>(world.rank())] = emulate_rank(world, outline, options);
-      const std::lock_guard lock(mutex);
+      const Lock lock(mutex);
       out.wire_bytes = std::max(out.wire_bytes.value_or(0), world.traffic().wire_bytes_sent - before);
     } catch (...) {
       failed();

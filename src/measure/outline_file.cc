@@ -33,6 +33,13 @@ class Reader {
     if (!value.is_number()) refuse(std::string(key) + " must be a number");
     return value.get<double>();
   }
+  // False where it is not there.
+  bool yes(const char* key) {
+    if (!object_.contains(key)) return false;
+    const Json& value = at(key);
+    if (!value.is_boolean()) refuse(std::string(key) + " must be true or false");
+    return value.get<bool>();
+  }
   std::int64_t whole(const char* key, std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
     const Json& value = at(key);
     // (What does not fit 63 bits is read as unsigned or as floating point.)
@@ -100,6 +107,7 @@ Outline from_json(const Json& json, const std::string& where) {
     tensor.columns = t.whole("columns");
     tensor.block = static_cast<int>(t.whole("block", kMostInt));
     tensor.ready = t.number("ready");
+    tensor.tied = t.yes("tied");
   });
   r.each("tables", [&](Reader& t) {
     OutlineTable& table = out.tables.emplace_back();
@@ -107,6 +115,12 @@ Outline from_json(const Json& json, const std::string& where) {
     table.rows = t.whole("rows");
     table.width = t.whole("width");
     table.rows_per_step = t.number("rows_per_step");
+    table.lookups_per_step = t.whole("lookups_per_step");
+    table.shared_per_step = t.whole("shared_per_step");
+    table.zipf = t.number("zipf");
+    table.dense_forward_seconds = t.number("dense_forward_seconds");
+    table.dense_backward_seconds = t.number("dense_backward_seconds");
+    table.dense_update_seconds = t.number("dense_update_seconds");
   });
   r.end();
   return out;
@@ -137,13 +151,20 @@ std::string outline_json(const Outline& outline) {
                                {"rows", tensor.rows},
                                {"columns", tensor.columns},
                                {"block", tensor.block},
-                               {"ready", tensor.ready}});
+                               {"ready", tensor.ready},
+                               {"tied", tensor.tied}});
   }
   for (const OutlineTable& table : outline.tables) {
     json["tables"].push_back({{"name", table.name},
                               {"rows", table.rows},
                               {"width", table.width},
-                              {"rows_per_step", table.rows_per_step}});
+                              {"rows_per_step", table.rows_per_step},
+                              {"lookups_per_step", table.lookups_per_step},
+                              {"shared_per_step", table.shared_per_step},
+                              {"zipf", table.zipf},
+                              {"dense_forward_seconds", table.dense_forward_seconds},
+                              {"dense_backward_seconds", table.dense_backward_seconds},
+                              {"dense_update_seconds", table.dense_update_seconds}});
   }
   return json.dump(1) + "\n";
 }

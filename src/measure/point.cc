@@ -103,6 +103,7 @@ Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
 Json to_json(const Point& p) {
   return {{"variant", p.variant},
           {"scheme", p.scheme},
+          {"tables", p.tables},
           {"density", number(p.density)},
           {"link", p.link},
           {"compute", p.compute},
@@ -129,6 +130,7 @@ std::optional<Point> point_from(const std::string& line) {
     Point p;
     json.at("variant").get_to(p.variant);
     json.at("scheme").get_to(p.scheme);
+    json.at("tables").get_to(p.tables);
     if (!json.at("density").is_null()) p.density = json.at("density").get<double>();
     json.at("link").get_to(p.link);
     json.at("compute").get_to(p.compute);
@@ -189,6 +191,7 @@ Json to_json(const Row& row) {
   };
   return {{"variant", p.variant},
           {"scheme", p.scheme},
+          {"tables", p.tables},
           {"density", number(p.density)},
           {"link", p.link},
           {"compute", p.compute},

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "embedding/ways.h"
 #include "measure/emulated.h"
 #include "measure/memory.h"
+#include "workload/job_strategies.h"
 
 namespace weft {
 
@@ -16,16 +18,20 @@ constexpr double kWalked = 1 << 27;
 // How many elements one of the walk stands for.
 int scale_of(const Outline& outline, const EmulationOptions& emulation, int ranks) {
   if (find_scheme(emulation.parallel.scheme.name).low_rank) return 1;  // its bytes do not follow the elements
+  if (find_table_way(emulation.tables.way).kind == TableWay::Kind::hybrid)
+    return 1;  // its rows are not gradients
   const double elements = static_cast<double>(outline.parameters) * ranks;
   return std::max(1, static_cast<int>(std::ceil(elements / kWalked)));
 }
 
-std::string why_not(const Outline& outline, const SimulationOptions& simulation) {
+std::string why_not(const Outline& outline, const TablesOptions& tables,
+                    const SimulationOptions& simulation) {
   if (simulation.ranks == 1) return "one rank exchanges nothing";
-  const MemoryNeed need{.worlds = 1,
-                        .ranks = simulation.ranks,
-                        .parameters = outline.parameters / simulation.byte_scale,
-                        .copies = kCopiesOfEmulation};
+  const MemoryNeed need{
+      .worlds = 1,
+      .ranks = simulation.ranks,
+      .parameters = elements_of_rank(shape_of(outline), tables, simulation.ranks) / simulation.byte_scale,
+      .copies = kCopiesOfEmulation};
   return need.bytes() > available_memory() ? "a walk of all ranks does not fit into this machine's memory"
                                            : "";
 }
@@ -36,7 +42,7 @@ void add_prediction(const Outline& outline, const EmulationOptions& emulation, S
                     TrainSummary& summary) {
   simulation.traces = nullptr;
   simulation.byte_scale = std::max(simulation.byte_scale, scale_of(outline, emulation, simulation.ranks));
-  summary.not_predicted = why_not(outline, simulation);
+  summary.not_predicted = why_not(outline, emulation.tables, simulation);
   if (!summary.not_predicted.empty()) return;
   const Prediction predicted = predict(outline, emulation, simulation);
   summary.predicted_step_seconds = predicted.step_seconds;

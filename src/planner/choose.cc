@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "data_parallel/formula.h"
+#include "workload/job_strategies.h"
 
 namespace weft {
 
@@ -49,7 +50,7 @@ std::int64_t quota_of(const Bucket& bucket, const SchemeOptions& options) {
 std::vector<std::string> not_worth_it(const Outline& outline, const EmulationOptions& emulation,
                                       const SimulationOptions& simulation, const LinkCost& link) {
   const SchemeOptions& options = emulation.parallel.scheme;
-  const std::vector<ParameterInfo> parameters = parameters_of(outline);
+  const std::vector<ParameterInfo> parameters = under_scheme(shape_of(outline), emulation.tables);
   const BucketPlan plan(parameters, bucket_options(options));
   const Scheme& sparse = find_scheme(options.name);
   std::vector<std::string> out;
@@ -78,8 +79,9 @@ LinkCost cost_of_link(const EmulationOptions& emulation, const SimulationOptions
 }
 
 // Bytes of a step by the formulas of its buckets' exchanges.
-double formula_of(const Outline& outline, const SchemeOptions& options, int ranks, const LinkCost& link) {
-  const BucketPlan plan(parameters_of(outline), bucket_options(options));
+double formula_of(const std::vector<ParameterInfo>& parameters, const SchemeOptions& options, int ranks,
+                  const LinkCost& link) {
+  const BucketPlan plan(parameters, bucket_options(options));
   double sum = 0;
   for (const Bucket& bucket : plan.buckets()) {
     const std::vector<ParameterInfo> parts = parts_of(plan, bucket);
@@ -93,11 +95,11 @@ double formula_of(const Outline& outline, const SchemeOptions& options, int rank
 }
 
 // The schemes that are predicted beside dense: those that only round come first.
-std::vector<std::string> worth_a_look(const Outline& outline, SchemeOptions options,
+std::vector<std::string> worth_a_look(const std::vector<ParameterInfo>& parameters, SchemeOptions options,
                                       const SimulationOptions& simulation, const LinkCost& link) {
   const auto bytes = [&](std::string_view name) {
     options.name = name;
-    return formula_of(outline, options, simulation.ranks, link);
+    return formula_of(parameters, options, simulation.ranks, link);
   };
   const double dense = bytes(lossless_scheme().name);
   std::vector<std::string> out;
@@ -143,7 +145,8 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation,
   double best = dense;        // of what was taken so far
   double loses_less = dense;  // of what the next one must beat by the margin
   std::string others;
-  for (const std::string& name : worth_a_look(outline, scheme, simulation, link)) {
+  const std::vector<ParameterInfo> parameters = under_scheme(shape_of(outline), emulation.tables);
+  for (const std::string& name : worth_a_look(parameters, scheme, simulation, link)) {
     if (!find_scheme(name).dense() && find_scheme(out.scheme.name).dense()) loses_less = best;
     scheme.name = name;
     const double seconds = predicted(name);

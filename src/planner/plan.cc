@@ -74,7 +74,7 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
   const std::vector<EmulatedSteps> ranks = walk(outline, emulation, limited);
   out.step_seconds = step_of(ranks);
   out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
-  out.compute_seconds = compute_seconds(outline);
+  out.compute_seconds = compute_seconds(with_dense_tables(outline, emulation.tables));
   out.busiest_port_bytes = busiest_port_bytes(ranks, simulation);
   return out;
 }
@@ -88,12 +88,12 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     SimRanks ranks(options);
     Engine& engine = ranks.engine(0);
     if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
-    EmulatedStrategies strategies(engine, engine.world(), outline, emulation);
-    out.rows = strategies.all.rows();
+    JobStrategies job(engine, engine.world(), shape_of(outline), job_options(emulation));
+    out.rows = job.all().rows();
     out.world = engine.world().group_id();
-    out.shape = strategies.all.shape();
-    out.tables = strategies.all.tables(emulation.micro_batches);
-    out.why_updates_wait = strategies.all.why_updates_wait();
+    out.shape = job.all().shape();
+    out.tables = job.all().tables(emulation.micro_batches);
+    out.why_updates_wait = job.all().why_updates_wait();
     // The comparison of plans has begun, and nobody answers it.
     engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
   }

@@ -102,6 +102,8 @@ class Strategies {
   // Of the batch that is trained on next: before its step where there is no lookahead or nothing is under
   // way, else before the forward of the step before has ended.
   void batch_known(const BatchInfo& batch);
+  // For the verdicts to come; all ranks, the same one. REQUIRES: updates wait.
+  void set_clip_norm(double norm) { options_.clip_norm = norm; }
   void loss_known(double sum) { loss_sum_ = sum; }  // of this rank, when forward has ended
   void gradient_ready(int parameter, std::span<const float> gradient);
   void gradient_ready(int parameter, std::span<const double> gradient);

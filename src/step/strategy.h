@@ -37,6 +37,7 @@ struct BatchInfo {
   struct Lookup {
     std::string_view table;  // name of the parameter
     std::span<const std::int64_t> ids;
+    bool reads = true;  // false, on all ranks: the rows were read in another way, only their gradients come
   };
   std::int64_t tokens = 0;  // that count in the loss, of this rank
   std::span<const Lookup> lookups = {};

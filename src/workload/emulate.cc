@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/thread_time.h"
-#include "data_parallel/formula.h"
 #include "transports/endpoint.h"
 #include "workload/step_parts.h"
 
@@ -46,13 +45,13 @@ class EmulatedRank final : public Driver {
  public:
   EmulatedRank(World& world, const Outline& outline, const EmulationOptions& options)
       : world_(world),
-        outline_(of_one_micro_batch(outline, options.micro_batches)),
+        outline_(of_one_micro_batch(with_dense_tables(outline, options.tables), options.micro_batches)),
         options_(options),
         figures_(agree_on_figures(world, options.planned_link)),
         windows_(windows_of(outline, options)),
         backward_(backward_of(outline_)),
-        strategies_(world.engine(), world.comm(), outline, options),
-        walker_(*this, strategies_.all) {}
+        job_(world.engine(), world.comm(), shape_of(outline), job_options(options)),
+        walker_(*this, job_.all()) {}
 
   EmulatedSteps run() {
     try {
@@ -64,12 +63,11 @@ class EmulatedRank final : public Driver {
         if (last || (options_.settles_after && options_.settles_after(step))) settle();
       }
     } catch (...) {
-      abandon(strategies_.all, std::current_exception());
+      abandon(job_.all(), std::current_exception());
       throw;
     }
     EmulatedSteps out = account_.take(options_.warmup);
-    out.formula_bytes =
-        formula_bytes(strategies_.parallel, world_.size(), figures_.cost, figures_.micro_op_bytes);
+    out.formula_bytes = job_.formula_bytes(figures_.cost, figures_.micro_op_bytes);
     return out;
   }
 
@@ -82,7 +80,7 @@ class EmulatedRank final : public Driver {
       case Work::forward:
         pass(block.forward_seconds);
         if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size() && in_last_micro_batch(piece))
-          strategies_.all.batch_known({.tokens = outline_.tokens_per_rank});
+          batch_known(step_ + 1);
         break;
       case Work::backward:
         in_last_micro_batch(piece) ? backward(piece.block) : pass(block.backward_seconds);
@@ -104,6 +102,10 @@ class EmulatedRank final : public Driver {
   void one_step(std::int64_t step);
   void settle();
   void backward(int block);
+  void batch_known(std::int64_t step) {
+    const GradientWindows::Asked asked = windows_->asked(world_.rank(), step);
+    job_.all().batch_known({.tokens = outline_.tokens_per_rank, .lookups = asked.lookups});
+  }
   void pass(double seconds);
   void take_result();
   bool in_last_micro_batch(const Piece& piece) const {
@@ -116,7 +118,7 @@ class EmulatedRank final : public Driver {
   const Figures figures_;
   const std::shared_ptr<const GradientWindows> windows_;
   const std::vector<BlockBackward> backward_;
-  EmulatedStrategies strategies_;
+  JobStrategies job_;
   Walker walker_;
   StepAccount account_;
   StepAccount::Step current_;
@@ -149,9 +151,9 @@ void EmulatedRank::one_step(std::int64_t step) {
   }
   current_ = {};
   step_ = step;
-  Strategies& all = strategies_.all;
+  Strategies& all = job_.all();
   all.number_step(step);
-  if (!all.under_way()) all.batch_known({.tokens = outline_.tokens_per_rank});
+  if (!all.under_way()) batch_known(step);
   pass(outline_.other_seconds);
   walker_.walk(all.next_table(options_.micro_batches));
   take_result();
@@ -166,7 +168,11 @@ void EmulatedRank::backward(int block) {
   for (const ReadyGradient& gradient : times.gradients) {
     pass(gradient.seconds);
     const Clock::time_point start = Clock::now();
-    strategies_.all.gradient_ready(gradient.tensor, windows_->of(world_.rank(), step_, gradient.tensor));
+    const HybridTable* const table = job_.place(gradient.tensor).table;
+    job_.all().gradient_ready(gradient.tensor,
+                              table == nullptr
+                                  ? windows_->of(world_.rank(), step_, gradient.tensor)
+                                  : windows_->of(world_.rank(), step_, gradient.tensor, table->num_rows()));
     const Clock::duration took = Clock::now() - start;
     current_.handed_over += std::chrono::duration<double>(took).count();
     computed_until_ += took;
@@ -176,12 +182,12 @@ void EmulatedRank::backward(int block) {
 
 // Of the step before, in the middle of this one.
 void EmulatedRank::take_result() {
-  if (strategies_.all.result()) account_.complete(strategies_.parallel);
+  if (job_.all().result()) account_.complete(job_);
 }
 
 void EmulatedRank::settle() {
   current_ = {};
-  walker_.walk(strategies_.all.tables(options_.micro_batches).settle);
+  walker_.walk(job_.all().tables(options_.micro_batches).settle);
   take_result();
   account_.settled(seconds_between(began_, Clock::now()), current_.waited);
   stopped_ = true;

@@ -17,6 +17,9 @@
 // of networks were found to be (Chmiel et al., "Neural gradients are near-lognormal", ICLR 2021). All tensors
 // have the same scale.
 //
+// Tables: the ids of (rank, step) are drawn as the outline says (workload/table_draws.h); rows, their
+// gradients and their updates are real.
+//
 // Memory of a rank: twice to five times the parameters (buckets, results, residuals), as in training; the
 // drawn vector is there once a process.
 #pragma once
@@ -31,6 +34,8 @@
 #include "data_parallel/data_parallel.h"
 #include "weft/config.h"
 #include "weft/kernel_costs.h"
+#include "weft/train/optimizer_options.h"
+#include "weft/train/tables_options.h"
 #include "weft/world.h"
 #include "workload/distributions.h"
 #include "workload/outline.h"
@@ -42,10 +47,12 @@ class GradientWindows;
 struct EmulationOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
-  std::int64_t steps = 15;       // that are measured
-  std::int64_t warmup = 3;       // before them
-  std::uint64_t seed = 1;        // of the gradients
-  int micro_batches = 1;         // that a step's forward and backward are cut into, each of equal seconds
+  TablesOptions tables;
+  OptimizerOptions optimizer = default_options("adamw");  // of the rows of tables
+  std::int64_t steps = 15;                                // that are measured
+  std::int64_t warmup = 3;                                // before them
+  std::uint64_t seed = 1;                                 // of the gradients
+  int micro_batches = 1;  // that a step's forward and backward are cut into, each of equal seconds
   Distribution gradients = Distribution::heavy;
   // Why the first update waits for all gradients (clipping, say); empty: it does not.
   std::string updates_wait;
@@ -65,7 +72,7 @@ struct EmulationOptions {
 struct EmulatedSteps {
   std::vector<double> step_seconds;       // from the end of one step's backward to that of the next
   std::vector<double> waited_seconds;     // for communication, in that time
-  std::vector<double> payload_bytes;      // payload of this rank's gradients
+  std::vector<double> payload_bytes;      // payload of this rank's gradients and tables
   std::vector<double> compute_seconds;    // processor time of all buckets' operations: choosing, coding,
                                           // adding up; 0 in virtual time
   std::vector<double> hand_over_seconds;  // copying gradients into their buckets, on the rank's thread

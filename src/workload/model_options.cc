@@ -1,6 +1,7 @@
 #include "weft/train/model_options.h"
 
 #include "base/names.h"
+#include "data/batches.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -18,23 +19,50 @@ const std::vector<Preset>& presets() {
       {"gpt", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2}},
       {"lm", "default", {.layers = 2}},
       {"lm", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2}},
+      {"lm",
+       "paper",
+       {.vocabulary = 793'471,
+        .context = 20,
+        .width = 512,
+        .hidden = 2048,
+        .projection = 512,
+        .layers = 2,
+        .samples = 8192}},
+      {"gnmt", "default", {.width = 256, .layers = 2}},
+      {"gnmt", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 3}},
+      {"gnmt", "paper", {.vocabulary = 32'320, .context = 50, .width = 1024, .layers = 4}},
+      {"transformer", "default", {.width = 256, .layers = 2, .heads = 4}},
+      {"transformer", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2}},
+      {"transformer",
+       "paper",
+       {.vocabulary = 33'712, .context = 50, .width = 1024, .layers = 6, .heads = 16}},
+      {"bert", "default", {}},
+      {"bert", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2}},
+      {"bert", "paper", {.vocabulary = 30'522, .context = 512, .width = 768, .layers = 12, .heads = 12}},
   };
   return table;
 }
 
 }  // namespace
 
-std::vector<std::string_view> model_names() { return {"gpt", "lm"}; }
-std::vector<std::string_view> model_presets() { return {"default", "tiny"}; }
+std::vector<std::string_view> model_names() {
+  std::vector<std::string_view> out;
+  for (const Preset& row : presets()) {
+    if (out.empty() || out.back() != row.model) out.push_back(row.model);
+  }
+  return out;
+}
+std::vector<std::string_view> model_presets() { return {"default", "tiny", "paper"}; }
 
 ModelOptions model_options(std::string_view model, std::string_view preset) {
-  bool known = false;
+  std::vector<std::string_view> known;
   for (const Preset& row : presets()) {
-    if (row.model == model && row.name == preset) return row.options;
-    known |= row.model == model;
+    if (row.model != model) continue;
+    if (row.name == preset) return row.options;
+    known.push_back(row.name);
   }
-  if (!known) throw UsageError(unknown_name("model", model, model_names()));
-  throw UsageError(unknown_name("preset of a model", preset, model_presets()));
+  if (known.empty()) throw UsageError(unknown_name("model", model, model_names()));
+  throw UsageError(unknown_name("preset of a model", preset, known));
 }
 
 void check_model(std::string_view model, const ModelOptions& o) {
@@ -46,9 +74,20 @@ void check_model(std::string_view model, const ModelOptions& o) {
   require(o.vocabulary >= 2 && o.vocabulary <= 1 << 24, "vocabulary must be 2 to 2^24" + got(o.vocabulary));
   require(o.context >= 1 && o.context <= 1 << 20, "context must be 1 to 2^20 tokens" + got(o.context));
   require(o.width >= 1 && o.width <= 1 << 18, "width must be 1 to 2^18" + got(o.width));
+  require(o.hidden >= 0 && o.hidden <= 1 << 18,
+          "hidden must be 0 (as wide as the tables) to 2^18" + got(o.hidden));
+  require(o.projection >= 0 && o.projection <= 1 << 18,
+          "projection must be 0 (none) to 2^18" + got(o.projection));
   require(o.layers >= 1 && o.layers <= 1000, "layers must be 1 to 1000" + got(o.layers));
   require(o.dropout >= 0 && o.dropout < 1, "dropout must be in [0, 1)" + got(o.dropout));
-  if (model == "gpt") {
+  if (model != "lm") {
+    require(o.hidden == 0 && o.projection == 0, "hidden and projection are of lm's LSTMs");
+    require(o.samples == 0, "samples are of lm's softmax");
+  }
+  if (model == "gnmt") require(o.layers >= 2, "layers must be 2 to 1000" + got(o.layers));
+  if (model == "bert")
+    require(o.context >= kShortestSpans, "context must be 4 to 2^20 tokens" + got(o.context));
+  if (model == "gpt" || model == "transformer" || model == "bert") {
     require(o.heads >= 1 && o.width % o.heads == 0,
             "width " + std::to_string(o.width) + " must be a multiple of heads" + got(o.heads));
   }

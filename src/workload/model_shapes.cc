@@ -1,8 +1,12 @@
 #include "workload/model_shapes.h"
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "base/names.h"
+#include "weft/error.h"
 
 namespace weft {
 
@@ -16,22 +20,41 @@ class Builder {
   void block(std::string name) { shape_.blocks.push_back({.name = std::move(name), .parts = {}}); }
   // Takes what the part before it gave.
   void part(const std::string& name, double flops_per_token) {
-    PartShape part{.name = name, .gives = {name}, .flops_per_token = flops_per_token};
-    if (!last_.empty()) part.takes = {last_};
-    last_ = name;
-    shape_.blocks.back().parts.push_back(std::move(part));
+    if (last_.empty())
+      part(name, flops_per_token, {});
+    else
+      part(name, flops_per_token, {last_});
   }
+  void part(const std::string& name, double flops_per_token, std::vector<std::string> takes) {
+    shape_.blocks.back().parts.push_back(
+        {.name = name, .takes = std::move(takes), .gives = {name}, .flops_per_token = flops_per_token});
+    last_ = name;
+  }
+  const std::string& last() const { return last_; }  // what the last part gives
   int parameter(std::string name, std::vector<std::int64_t> dims, bool table = false) {
     const int place = static_cast<int>(shape_.parameters.size());
     shape_.parameters.push_back({.name = std::move(name), .dims = std::move(dims), .table = table});
     use(place);
     return place;
   }
+  void share(int parameter, std::int64_t lookups) {
+    shape_.parameters[static_cast<std::size_t>(parameter)].shared_lookups = lookups;
+  }
+  void tie(int parameter) {
+    shape_.parameters[static_cast<std::size_t>(parameter)].tied = true;
+    use(parameter);
+  }
   void use(int parameter) { shape_.blocks.back().parts.back().parameters.push_back(parameter); }
   void affine(const std::string& name, std::vector<std::int64_t> weight) {
     const std::int64_t out = weight.front();
     parameter(name + ".weight", std::move(weight));
     parameter(name + ".bias", {out});
+  }
+  void lstm(const std::string& name, std::int64_t cells, std::int64_t in, std::int64_t out) {
+    parameter(name + ".input.weight", {4 * cells, in});
+    parameter(name + ".state.weight", {4 * cells, out});
+    parameter(name + ".input.bias", {4 * cells});
+    parameter(name + ".state.bias", {4 * cells});
   }
   ModelShape take() {
     shape_.blocks.back().parts.back().gives = {kLoss};
@@ -42,6 +65,33 @@ class Builder {
   ModelShape shape_;
   std::string last_;
 };
+
+// A block of rows that are looked up by the batch's ids.
+void add_table(Builder& b, const std::string& name, const ModelOptions& o) {
+  b.block(name);
+  b.part(name, 0, {});
+  b.parameter(name + ".weight", {o.vocabulary, o.width}, /*table=*/true);
+}
+
+// Products with 4 d^2 weights; scores and weighted sum over the context each, where only what came before is
+// seen over half of it.
+void add_attention(Builder& b, const std::string& name, const ModelOptions& o, bool causal) {
+  const std::int64_t d = o.width;
+  const auto width = static_cast<double>(d), seen = static_cast<double>(o.context) * (causal ? 0.5 : 1);
+  b.part(name, 8 * width * width + 4 * seen * width);
+  b.affine(name + ".norm", {d});
+  b.affine(name + ".qkv", {3 * d, d});
+  b.affine(name + ".projection", {d, d});
+}
+
+void add_mlp(Builder& b, const std::string& name, const ModelOptions& o) {
+  const std::int64_t d = o.width;
+  const auto width = static_cast<double>(d);
+  b.part(name, 16 * width * width);
+  b.affine(name + ".norm", {d});
+  b.affine(name + ".up", {4 * d, d});
+  b.affine(name + ".down", {d, 4 * d});
+}
 
 // embedding | layer 0 .. n-1, each attention and mlp | head, whose weight is the embedding's table
 ModelShape gpt_shape(const ModelOptions& o) {
@@ -55,53 +105,165 @@ ModelShape gpt_shape(const ModelOptions& o) {
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "layer." + std::to_string(i);
     b.block(name);
-    // Products with 4 d^2 weights, scores and weighted sum over half the context each.
-    b.part(name + ".attention", 8 * width * width + 2 * static_cast<double>(o.context) * width);
-    b.affine(name + ".attention.norm", {d});
-    b.affine(name + ".attention.qkv", {3 * d, d});
-    b.affine(name + ".attention.projection", {d, d});
-    b.part(name + ".mlp", 16 * width * width);
-    b.affine(name + ".mlp.norm", {d});
-    b.affine(name + ".mlp.up", {4 * d, d});
-    b.affine(name + ".mlp.down", {d, 4 * d});
+    add_attention(b, name + ".attention", o, /*causal=*/true);
+    add_mlp(b, name + ".mlp", o);
   }
   b.block("head");
   b.part("head", 2 * width * static_cast<double>(o.vocabulary));
   b.affine("head.norm", {d});
-  b.use(tokens);
+  b.tie(tokens);
   return b.take();
 }
 
-// embedding | lstm 0 .. n-1 | softmax
+// embedding | lstm 0 .. n-1, each perhaps with a projection | softmax, whose bias is its table's last column
 ModelShape lm_shape(const ModelOptions& o) {
-  const std::int64_t d = o.width;
-  const auto width = static_cast<double>(d);
+  const std::int64_t h = lstm_width(o), out = lstm_output(o);
+  const auto cells = static_cast<double>(h);
   const bool sampled = o.samples > 0;
   Builder b("lm");
   b.block("embedding");
   b.part("embedding", 0);
-  b.parameter("embedding.weight", {o.vocabulary, d}, /*table=*/true);
+  b.parameter("embedding.weight", {o.vocabulary, o.width}, /*table=*/true);
+  std::int64_t in = o.width;
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "lstm." + std::to_string(i);
     b.block(name);
-    b.part(name, 16 * width * width);
-    b.parameter(name + ".input.weight", {4 * d, d});
-    b.parameter(name + ".state.weight", {4 * d, d});
-    b.parameter(name + ".input.bias", {4 * d});
-    b.parameter(name + ".state.bias", {4 * d});
+    b.part(name, 8 * cells * static_cast<double>(in + out) + 2 * cells * static_cast<double>(o.projection));
+    b.lstm(name, h, in, out);
+    if (o.projection > 0) b.parameter(name + ".projection.weight", {o.projection, h});
+    in = out;
   }
   b.block("softmax");
-  b.part("softmax", 2 * width * static_cast<double>(sampled ? o.samples + 1 : o.vocabulary));
-  b.parameter("softmax.weight", {o.vocabulary, d}, sampled);
-  b.parameter("softmax.bias", {o.vocabulary, 1}, sampled);
+  b.part("softmax",
+         2 * static_cast<double>(out) * static_cast<double>(sampled ? o.samples + 1 : o.vocabulary));
+  const int softmax = b.parameter("softmax.weight", {o.vocabulary, out + 1}, sampled);
+  b.share(softmax, o.samples);
   return b.take();
+}
+
+// encoder.embedding | encoder.lstm 0 .. n-1, the first in both directions | decoder.embedding |
+// decoder.lstm 0 .. n-1, behind the first one attention over what the encoder gave, which the others take |
+// projection
+ModelShape gnmt_shape(const ModelOptions& o) {
+  const std::int64_t d = o.width;
+  const auto width = static_cast<double>(d);
+  const auto flops = [&](std::int64_t in) { return 8 * width * static_cast<double>(in + d); };
+  Builder b("gnmt");
+  add_table(b, "encoder.embedding", o);
+  for (int i = 0; i < o.layers; ++i) {
+    const std::string name = "encoder.lstm." + std::to_string(i);
+    const std::int64_t in = i == 1 ? 2 * d : d;
+    b.block(name);
+    b.part(name, i == 0 ? 2 * flops(in) : flops(in));
+    b.lstm(name, d, in, d);
+    if (i == 0) b.lstm(name + ".reverse", d, in, d);
+  }
+  const std::string encoded = b.last(), attention = "decoder.attention";
+  add_table(b, "decoder.embedding", o);
+  std::string below = b.last();
+  for (int i = 0; i < o.layers; ++i) {
+    const std::string name = "decoder.lstm." + std::to_string(i);
+    const std::int64_t in = i == 0 ? d : 2 * d;
+    b.block(name);
+    b.part(name, flops(in), i == 0 ? std::vector{below} : std::vector{below, attention});
+    b.lstm(name, d, in, d);
+    below = name;
+    if (i > 0) continue;
+    b.part(attention, 4 * width * width + 4 * static_cast<double>(o.context) * width, {name, encoded});
+    b.parameter(attention + ".query.weight", {d, d});
+    b.parameter(attention + ".key.weight", {d, d});
+  }
+  b.block("projection");
+  b.part("projection", 2 * width * static_cast<double>(o.vocabulary));
+  b.affine("projection", {o.vocabulary, d});
+  return b.take();
+}
+
+// encoder.embedding | encoder 0 .. n-1, each attention and mlp, behind the last one a norm |
+// decoder.embedding | decoder 0 .. n-1, each attention, cross (over what the encoder gave) and mlp |
+// projection. Positions are sinusoids: no parameter
+ModelShape transformer_shape(const ModelOptions& o) {
+  const std::int64_t d = o.width;
+  const auto width = static_cast<double>(d);
+  Builder b("transformer");
+  add_table(b, "encoder.embedding", o);
+  for (int i = 0; i < o.layers; ++i) {
+    const std::string name = "encoder." + std::to_string(i);
+    b.block(name);
+    add_attention(b, name + ".attention", o, /*causal=*/false);
+    add_mlp(b, name + ".mlp", o);
+  }
+  b.part("encoder.norm", 0);
+  b.affine("encoder.norm", {d});
+  const std::string encoded = b.last();
+  add_table(b, "decoder.embedding", o);
+  for (int i = 0; i < o.layers; ++i) {
+    const std::string name = "decoder." + std::to_string(i), cross = name + ".cross";
+    b.block(name);
+    add_attention(b, name + ".attention", o, /*causal=*/true);
+    b.part(cross, 8 * width * width + 4 * static_cast<double>(o.context) * width, {b.last(), encoded});
+    b.affine(cross + ".norm", {d});
+    b.affine(cross + ".query", {d, d});
+    b.affine(cross + ".kv", {2 * d, d});
+    b.affine(cross + ".projection", {d, d});
+    add_mlp(b, name + ".mlp", o);
+  }
+  b.block("projection");
+  b.part("projection", 2 * width * static_cast<double>(o.vocabulary));
+  b.affine("projection.norm", {d});
+  b.affine("projection", {o.vocabulary, d});
+  return b.take();
+}
+
+// embedding | layer 0 .. n-1, each attention and mlp | span, which gives every token a logit to be the first
+// and one to be the last of the span
+ModelShape bert_shape(const ModelOptions& o) {
+  const std::int64_t d = o.width;
+  Builder b("bert");
+  b.block("embedding");
+  b.part("embedding", 0);
+  b.parameter("embedding.token.weight", {o.vocabulary, d}, /*table=*/true);
+  b.parameter("embedding.position.weight", {o.context, d});
+  for (int i = 0; i < o.layers; ++i) {
+    const std::string name = "layer." + std::to_string(i);
+    b.block(name);
+    add_attention(b, name + ".attention", o, /*causal=*/false);
+    add_mlp(b, name + ".mlp", o);
+  }
+  b.block("span");
+  b.part("span", 4 * static_cast<double>(d));
+  b.affine("span.norm", {d});
+  b.parameter("span.weight", {2, d});  // a bias would be the same for all places, and change nothing
+  return b.take();
+}
+
+struct KnownModel {
+  std::string_view name;
+  BatchKind kind;
+  ModelShape (*shape)(const ModelOptions&);
+};
+constexpr std::array kModels{
+    KnownModel{"gpt", BatchKind::tokens, gpt_shape},
+    KnownModel{"lm", BatchKind::tokens, lm_shape},
+    KnownModel{"gnmt", BatchKind::pairs, gnmt_shape},
+    KnownModel{"transformer", BatchKind::pairs, transformer_shape},
+    KnownModel{"bert", BatchKind::spans, bert_shape},
+};
+
+const KnownModel& find(std::string_view model) {
+  for (const KnownModel& row : kModels) {
+    if (row.name == model) return row;
+  }
+  throw UsageError(unknown_name("model", model, model_names()));
 }
 
 }  // namespace
 
+BatchKind batch_kind_of(std::string_view model) { return find(model).kind; }
+
 ModelShape model_shape(std::string_view model, const ModelOptions& options) {
   check_model(model, options);
-  return model == "gpt" ? gpt_shape(options) : lm_shape(options);
+  return find(model).shape(options);
 }
 
 }  // namespace weft

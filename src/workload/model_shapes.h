@@ -4,12 +4,23 @@
 
 #include <string_view>
 
+#include "data/batches.h"
 #include "weft/train/model_options.h"
 #include "weft/train/shape.h"
 
 namespace weft {
 
-// Throws UsageError as check_model() does.
+// Columns of lm's LSTMs: of their cells, and of what they give.
+inline std::int64_t lstm_width(const ModelOptions& o) { return o.hidden > 0 ? o.hidden : o.width; }
+inline std::int64_t lstm_output(const ModelOptions& o) {
+  return o.projection > 0 ? o.projection : lstm_width(o);
+}
+
+// What a model is trained on. Throws UsageError with the nearest name.
+BatchKind batch_kind_of(std::string_view model);
+
+// FLOPs are of a token of a sequence; of pairs, of a target's and of the source's that goes with it. Throws
+// UsageError as check_model() does.
 ModelShape model_shape(std::string_view model, const ModelOptions& options);
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "weft/error.h"
+#include "workload/table_draws.h"
 
 namespace weft {
 
@@ -56,6 +57,12 @@ void check_tables(const Checker& c, const Outline& outline) {
               name + " has other rows and width than its tensor");
     c.require(table.rows_per_step >= 0 && table.rows_per_step <= static_cast<double>(table.rows),
               name + ": rows_per_step must be 0 to its rows");
+    c.require(table.lookups_per_step >= 0 && table.shared_per_step >= 0,
+              name + ": lookups_per_step and shared_per_step must not be negative");
+    c.require(table.zipf >= 0 && table.zipf <= 8, name + ": zipf must be 0 to 8");
+    c.seconds(table.dense_forward_seconds, name + ": dense_forward_seconds");
+    c.seconds(table.dense_backward_seconds, name + ": dense_backward_seconds");
+    c.seconds(table.dense_update_seconds, name + ": dense_update_seconds");
   }
 }
 
@@ -113,11 +120,13 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
     OutlineTensor tensor{
         .name = p.name, .length = p.count(), .rows = p.rows(), .block = shape.block_of(static_cast<int>(i))};
     if (tensor.rows > 0) tensor.columns = tensor.length / tensor.rows;
+    tensor.tied = p.tied;
     if (p.table) {
-      out.tables.push_back({.name = p.name,
-                            .rows = tensor.rows,
-                            .width = tensor.columns,
-                            .rows_per_step = static_cast<double>(std::min(tensor.rows, tokens_per_rank))});
+      OutlineTable& table = out.tables.emplace_back();
+      table.name = p.name;
+      table.rows = tensor.rows;
+      table.width = tensor.columns;
+      assume_lookups(table, tokens_per_rank, p.shared_lookups);
     }
     out.tensors.push_back(std::move(tensor));
   }
@@ -166,19 +175,16 @@ ModelShape shape_of(const Outline& outline) {
   for (const OutlineTensor& tensor : outline.tensors) {
     std::vector<std::int64_t> dims{tensor.length};
     if (tensor.rows > 0) dims = {tensor.rows, tensor.columns};
+    const auto table = std::ranges::find(outline.tables, tensor.name, &OutlineTable::name);
+    const bool there = table != outline.tables.end();
     blocks[static_cast<std::size_t>(tensor.block)].parameters.push_back(
-        {.name = tensor.name, .dims = std::move(dims)});
+        {.name = tensor.name,
+         .dims = std::move(dims),
+         .table = there,
+         .rows_per_step = there ? table->rows_per_step : 0,
+         .tied = tensor.tied});
   }
   return chain_shape(outline.model, blocks);
-}
-
-std::vector<ParameterInfo> parameters_of(const Outline& outline) {
-  std::vector<ParameterInfo> out;
-  out.reserve(outline.tensors.size());
-  for (const OutlineTensor& tensor : outline.tensors) {
-    out.push_back({.name = tensor.name, .count = tensor.length, .use = tensor.block, .rows = tensor.rows});
-  }
-  return out;
 }
 
 }  // namespace weft

@@ -10,7 +10,7 @@
 //
 // Seconds are of one rank and one step, of `tokens_per_rank` tokens. They hold no communication and no copy
 // of a gradient into its bucket; an update takes its result over, changes the parameters and clears the
-// gradients.
+// gradients. Those of blocks are of a model that is given the rows of its tables.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,6 @@
 #include <string_view>
 #include <vector>
 
-#include "data_parallel/buckets.h"
 #include "step/step_times.h"
 #include "weft/train/shape.h"
 
@@ -35,12 +34,19 @@ struct OutlineTensor {
   std::int64_t rows = 0, columns = 0;  // of a matrix, row-major; 0: a vector
   int block = 0;                       // its first user
   double ready = 1;                    // share of that block's backward after which its gradient is there
+  bool tied = false;                   // a table that is a matrix of another block as well
 };
 
 struct OutlineTable {
   std::string name;  // of its tensor
   std::int64_t rows = 0, width = 0;
   double rows_per_step = 0;  // that one rank's batch touches
+  // Ids that a rank looks up in a step, an id as often as it is there: of its own, and those that all ranks
+  // have in common. workload/table_draws.h says how they are distributed.
+  std::int64_t lookups_per_step = 0, shared_per_step = 0;
+  double zipf = 1;
+  // What a step takes in addition where the rank has all of it and every row gets a gradient.
+  double dense_forward_seconds = 0, dense_backward_seconds = 0, dense_update_seconds = 0;
 };
 
 struct Outline {
@@ -76,9 +82,7 @@ void set_seconds(Outline& outline, const StepTimes& times);
 
 // The seconds of one step that communicates nothing.
 double compute_seconds(const Outline& outline);
-// What tables are made from: every block has one part.
+// What tables of moves are made from: every block has one part.
 ModelShape shape_of(const Outline& outline);
-// What DataParallel takes, in the order of the tensors.
-std::vector<ParameterInfo> parameters_of(const Outline& outline);
 
 }  // namespace weft

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "data_parallel/formula.h"
+#include "embedding/ways.h"
 #include "transports/decorator.h"
 #include "transports/endpoint.h"
 #include "transports/sim_workers.h"
@@ -16,7 +16,7 @@ namespace weft {
 
 namespace {
 
-// Counts what a rank's gradients send to other nodes, by step.
+// Counts what a rank's gradients and tables send to other nodes, gradients by step.
 class PortCount final : public Decorator {
  public:
   PortCount(Transport& inner, const LinkOptions& link) : Decorator(inner), link_(link) {}
@@ -24,12 +24,21 @@ class PortCount final : public Decorator {
   using Decorator::post;
   void post(SendRecord& send) noexcept override {
     const bool leaves = node_of(link_, send.peer) != node_of(link_, rank());
-    if (leaves && send.operation.traffic == TrafficClass::gradient) {
+    const bool of_table = send.id.slot >= first_slot_ && send.id.slot - first_slot_ < num_slots_;
+    if (leaves && of_table) {
+      table_bytes_ += static_cast<double>(send.payload.size());
+    } else if (leaves && send.operation.traffic == TrafficClass::gradient) {
       bytes_.resize(std::max<std::size_t>(bytes_.size(), send.id.step + std::size_t{1}));
       bytes_[send.id.step] += static_cast<double>(send.payload.size());
     }
     inner_.post(send);
   }
+  // Tables have these slots: what they send counts apart.
+  void count(std::uint32_t first_slot, std::uint32_t num_slots) {
+    first_slot_ = first_slot;
+    num_slots_ = num_slots;
+  }
+  double take_table_bytes() { return std::exchange(table_bytes_, 0); }  // since the last call
   // Of so many steps from `first` on. (Operations count from 1: 0 is the comparison of plans.)
   std::vector<double> bytes(std::int64_t first, std::size_t count) const {
     std::vector<double> out(count);
@@ -43,6 +52,8 @@ class PortCount final : public Decorator {
  private:
   const LinkOptions link_;
   std::vector<double> bytes_;
+  std::uint32_t first_slot_ = 0, num_slots_ = 0;
+  double table_bytes_ = 0;
 };
 
 // What all ranks of a run share.
@@ -63,19 +74,25 @@ struct SimulatedJob {
 
 class SimulatedRank final : public Driver {
  public:
-  SimulatedRank(Engine& engine, const SimWorkers& workers, SimulatedJob& job)
+  SimulatedRank(Engine& engine, const SimWorkers& workers, PortCount& port, SimulatedJob& job)
       : engine_(engine),
         workers_(workers),
+        port_(port),
         job_(job),
-        strategies_(engine, engine.world(), job.outline, job.options) {}
+        strategies_(engine, engine.world(), shape_of(job.outline), job_options(job.options)) {
+    const HybridEmbedding* const tables = strategies_.hybrid();
+    if (tables != nullptr) port.count(tables->options().first_slot, tables->num_slots());
+  }
 
   // REQUIRES: lives until the task is done.
   static Task<void> run(Comm comm, SimulatedRank* me);
-  Strategies& strategies() { return strategies_.all; }
+  Strategies& strategies() { return strategies_.all(); }
   EmulatedSteps take() {
     EmulatedSteps out = account_.take(job_.options.warmup);
-    out.formula_bytes = formula_bytes(strategies_.parallel, engine_.world().size(), engine_.world().cost(),
-                                      engine_.world().micro_op_bytes());
+    out.formula_bytes = strategies_.formula_bytes(engine_.world().cost(), engine_.world().micro_op_bytes());
+    out.scale_out_bytes = port_.bytes(job_.options.warmup, out.payload_bytes.size());
+    for (std::size_t i = 0; i < out.scale_out_bytes.size(); ++i)
+      out.scale_out_bytes[i] += table_bytes_[i + static_cast<std::size_t>(job_.options.warmup)];
     return out;
   }
 
@@ -89,7 +106,7 @@ class SimulatedRank final : public Driver {
         co_await pass(block.forward_seconds);
         if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size() &&
             in_last_micro_batch(piece))
-          strategies_.all.batch_known({.tokens = job_.outline.tokens_per_rank});
+          batch_known(step_ + 1);
         break;
       case Work::backward:
         if (in_last_micro_batch(piece))
@@ -114,23 +131,33 @@ class SimulatedRank final : public Driver {
     return piece.micro_batch + 1 == job_.options.micro_batches;
   }
   void take_result() {
-    if (strategies_.all.result()) account_.complete(strategies_.parallel);
+    if (!strategies_.all().result()) return;
+    account_.complete(strategies_);
+    table_bytes_.push_back(port_.take_table_bytes());
+  }
+  void batch_known(std::int64_t step) {
+    const GradientWindows::Asked asked = job_.windows->asked(engine_.world().rank(), step);
+    strategies_.all().batch_known({.tokens = job_.outline.tokens_per_rank, .lookups = asked.lookups});
   }
 
   // Of a gradient into its bucket.
   double copy_seconds(int tensor) const {
-    const BucketPlan& plan = strategies_.parallel.plan();
-    if (plan.bucket(plan.bucket_of(tensor)).pieces.size() == 1) return 0;
+    const JobStrategies::Place& place = strategies_.place(tensor);
+    if (place.table != nullptr) return 0;
+    const BucketPlan& plan = place.parallel->plan();
+    if (plan.bucket(plan.bucket_of(place.local)).pieces.size() == 1) return 0;
     return engine_.world().kernels().copy_byte * sizeof(float) *
-           static_cast<double>(plan.parameter(tensor).count);
+           static_cast<double>(plan.parameter(place.local).count);
   }
 
   Engine& engine_;
   const SimWorkers& workers_;
+  PortCount& port_;
   SimulatedJob& job_;
-  EmulatedStrategies strategies_;
+  JobStrategies strategies_;
   Comm comm_;  // of the operation that the rank's training is
   StepAccount account_;
+  std::vector<double> table_bytes_;  // of each step that is complete
   StepAccount::Step current_;
   std::int64_t step_ = 0;
   Time began_{};
@@ -158,7 +185,11 @@ Task<void> SimulatedRank::backward(int block) {
     const double copy = copy_seconds(gradient.tensor);
     co_await pass(gradient.seconds + copy);
     current_.handed_over += copy;
-    strategies_.all.gradient_ready(gradient.tensor, job_.windows->of(comm_.rank(), step_, gradient.tensor));
+    const HybridTable* const table = strategies_.place(gradient.tensor).table;
+    strategies_.all().gradient_ready(
+        gradient.tensor, table == nullptr
+                             ? job_.windows->of(comm_.rank(), step_, gradient.tensor)
+                             : job_.windows->of(comm_.rank(), step_, gradient.tensor, table->num_rows()));
   }
   co_await pass(times.rest_seconds);
 }
@@ -168,9 +199,9 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   if (std::exchange(stopped_, false)) began_ = comm_.now();
   current_ = {};
   step_ = step;
-  Strategies& all = strategies_.all;
+  Strategies& all = strategies_.all();
   all.number_step(step);
-  if (!all.under_way()) all.batch_known({.tokens = job_.outline.tokens_per_rank});
+  if (!all.under_way()) batch_known(step);
   co_await pass(job_.outline.other_seconds);
   co_await run_step(this, &all, &all.next_table(job_.options.micro_batches));
   take_result();
@@ -181,7 +212,8 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
 
 Task<void> SimulatedRank::settle() {
   current_ = {};
-  co_await run_step(this, &strategies_.all, &strategies_.all.tables(job_.options.micro_batches).settle);
+  Strategies& all = strategies_.all();
+  co_await run_step(this, &all, &all.tables(job_.options.micro_batches).settle);
   take_result();
   account_.settled(seconds(comm_.now() - began_), current_.waited);
   stopped_ = true;
@@ -220,6 +252,8 @@ EmulationOptions shrunk(EmulationOptions options, int scale) {
   if (find_scheme(options.parallel.scheme.name).low_rank)
     throw UsageError("a byte scale is for schemes whose bytes follow the number of elements, not for '" +
                      options.parallel.scheme.name + "'");
+  if (find_table_way(options.tables.way).kind == TableWay::Kind::hybrid)
+    throw UsageError("a byte scale is for gradients, not for tables whose rows travel");
   BucketOptions& buckets = options.parallel.scheme.buckets;
   buckets.bucket_bytes =
       std::max<std::size_t>(sizeof(float), buckets.bucket_bytes / static_cast<std::size_t>(scale));
@@ -265,14 +299,14 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
   check(given);
   check(simulation.costs);
   SimRanksOptions sim = sim_options(simulation);
-  std::vector<const PortCount*> ports;  // of each rank, owned by `ranks`
+  std::vector<PortCount*> ports;  // of each rank, owned by `ranks`
   sim.decorate = [&](Transport& inner) {
     auto port = std::make_unique<PortCount>(inner, sim.sim.link);
     ports.push_back(port.get());
     return port;
   };
   SimRanks ranks(sim);
-  const Outline outline = shrunk(whole, simulation.byte_scale);
+  const Outline outline = shrunk(with_dense_tables(whole, given.tables), simulation.byte_scale);
   const EmulationOptions options = shrunk(given, simulation.byte_scale);
   SimulatedJob job(outline, options, simulation);
   std::vector<std::unique_ptr<SimulatedRank>> all;
@@ -283,7 +317,8 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
       planned.fold_seconds_per_byte *= simulation.byte_scale;
       ranks.engine(r).world().endpoint().set_cost(planned);
     }
-    all.push_back(std::make_unique<SimulatedRank>(ranks.engine(r), ranks.workers(r), job));
+    all.push_back(std::make_unique<SimulatedRank>(ranks.engine(r), ranks.workers(r),
+                                                  *ports[static_cast<std::size_t>(r)], job));
   }
   std::vector<EmulatedSteps> out;
   try {
@@ -297,7 +332,6 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     });
     for (std::size_t r = 0; r < all.size(); ++r) {
       EmulatedSteps& steps = out.emplace_back(all[r]->take());
-      steps.scale_out_bytes = ports[r]->bytes(options.warmup, steps.payload_bytes.size());
       for (std::vector<double>* values : {&steps.payload_bytes, &steps.scale_out_bytes}) {
         for (double& bytes : *values) bytes *= simulation.byte_scale;
       }

@@ -19,8 +19,17 @@ constexpr std::size_t kPlaces = 1u << 16;  // of windows, so many cache lines ap
 GradientWindows::GradientWindows(const Outline& outline, const EmulationOptions& options)
     : seed_(options.seed) {
   std::size_t longest = 0;
-  for (const OutlineTensor& tensor : outline.tensors) {
-    lengths_.push_back(static_cast<std::size_t>(tensor.length));
+  const std::vector<bool> held = held_tables(shape_of(outline), options.tables);
+  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
+    const OutlineTensor& tensor = outline.tensors[i];
+    std::int64_t length = tensor.length;
+    if (held[i]) {
+      const OutlineTable& table = *std::ranges::find(outline.tables, tensor.name, &OutlineTable::name);
+      length = std::min(table.rows, table.lookups_per_step + table.shared_per_step) * table.width;
+      tables_.push_back({table.name, TableDraws(table)});
+    }
+    widths_.push_back(static_cast<std::size_t>(tensor.columns));
+    lengths_.push_back(static_cast<std::size_t>(length));
     longest = std::max(longest, lengths_.back());
   }
   values_.resize(longest + kAlign * kPlaces);
@@ -32,6 +41,14 @@ std::span<const float> GradientWindows::of(int rank, std::int64_t step, int tens
   hash = mix(hash ^ static_cast<std::uint64_t>(step));
   hash = mix(hash ^ static_cast<std::uint64_t>(tensor));
   return std::span(values_).subspan(kAlign * (hash % kPlaces), lengths_[static_cast<std::size_t>(tensor)]);
+}
+
+GradientWindows::Asked GradientWindows::asked(int rank, std::int64_t step) const {
+  Asked out;
+  for (const Drawn& table : tables_) out.ids.push_back(table.draws.ids(seed_, rank, step));
+  for (std::size_t t = 0; t < tables_.size(); ++t)
+    out.lookups.push_back({.table = tables_[t].name, .ids = out.ids[t]});
+  return out;
 }
 
 std::vector<BlockBackward> backward_of(const Outline& outline) {
@@ -67,31 +84,28 @@ Outline of_one_micro_batch(Outline outline, int micro_batches) {
   return outline;
 }
 
-namespace {
+Outline with_dense_tables(Outline outline, const TablesOptions& tables) {
+  const std::vector<bool> held = held_tables(shape_of(outline), tables);
+  for (const OutlineTable& table : outline.tables) {
+    const auto found = std::ranges::find(outline.tensors, table.name, &OutlineTensor::name);
+    if (held[static_cast<std::size_t>(found - outline.tensors.begin())]) continue;
+    OutlineBlock& block = outline.blocks[static_cast<std::size_t>(found->block)];
+    block.forward_seconds += table.dense_forward_seconds;
+    block.backward_seconds += table.dense_backward_seconds;
+    block.update_seconds += table.dense_update_seconds;
+  }
+  return outline;
+}
 
-StepOptions step_options(const EmulationOptions& options) {
-  StepOptions out;
-  out.lookahead = true;
-  out.updates_wait = options.updates_wait;
+JobOptions job_options(const EmulationOptions& options) {
+  JobOptions out{.parallel = options.parallel,
+                 .tables = options.tables,
+                 .optimizer = options.optimizer,
+                 .dtype = DType::float32,
+                 .step = {}};
+  out.step.lookahead = true;
+  out.step.updates_wait = options.updates_wait;
   return out;
-}
-
-std::unique_ptr<DataParallel> parallel_of(Engine& engine, const Comm& world, const Outline& outline,
-                                          const EmulationOptions& options, Strategies& all) {
-  DataParallelOptions out = options.parallel;
-  out.dtype = DType::float32;
-  out.divisor = 0;
-  out.first_slot = all.next_slot(world);
-  return std::make_unique<DataParallel>(engine, world, parameters_of(outline), out, &all.state());
-}
-
-}  // namespace
-
-EmulatedStrategies::EmulatedStrategies(Engine& engine, const Comm& world, const Outline& outline,
-                                       const EmulationOptions& options)
-    : all(engine, world, shape_of(outline), step_options(options)),
-      parallel(all.add(parallel_of(engine, world, outline, options, all))) {
-  all.install();
 }
 
 std::shared_ptr<const GradientWindows> windows_of(const Outline& outline, const EmulationOptions& options) {
@@ -117,11 +131,9 @@ void StepAccount::settled(double seconds, double waited) {
   all_.waited_seconds.back() += waited;
 }
 
-void StepAccount::complete(const DataParallel& parallel) {
-  double sum = 0;
-  for (int b = 0; b < parallel.plan().num_buckets(); ++b) sum += parallel.computed_seconds(b);
-  all_.payload_bytes.push_back(static_cast<double>(parallel.sent_bytes()));
-  all_.compute_seconds.push_back(sum);
+void StepAccount::complete(JobStrategies& job) {
+  all_.payload_bytes.push_back(static_cast<double>(job.take_sent_bytes()));
+  all_.compute_seconds.push_back(job.computed_seconds());
 }
 
 EmulatedSteps StepAccount::take(std::int64_t warmup) {

@@ -8,18 +8,37 @@
 
 #include "step/run_step.h"
 #include "workload/emulate.h"
+#include "workload/job_strategies.h"
+#include "workload/table_draws.h"
 
 namespace weft {
 
-// Windows of one vector of the distribution. Threads: any, once it is made.
+// Windows of one vector of the distribution, and ids of tables. Threads: any, once it is made.
 class GradientWindows {
  public:
   GradientWindows(const Outline& outline, const EmulationOptions& options);
   std::span<const float> of(int rank, std::int64_t step, int tensor) const;
+  // Of a table that somebody holds: of so many rows.
+  std::span<const float> of(int rank, std::int64_t step, int tensor, std::int64_t rows) const {
+    const auto i = static_cast<std::size_t>(tensor);
+    return of(rank, step, tensor).first(static_cast<std::size_t>(rows) * widths_[i]);
+  }
+  // What a rank's step looks up in all tables that somebody holds.
+  struct Asked {
+    std::vector<std::vector<std::int64_t>> ids;
+    std::vector<BatchInfo::Lookup> lookups;  // of them
+  };
+  Asked asked(int rank, std::int64_t step) const;
 
  private:
+  struct Drawn {
+    std::string name;
+    TableDraws draws;
+  };
   std::uint64_t seed_;
-  std::vector<std::size_t> lengths_;  // of the tensors
+  std::vector<std::size_t> lengths_;  // of the tensors, or of the longest gradient of a table's rows
+  std::vector<std::size_t> widths_;   // of a table's rows
+  std::vector<Drawn> tables_;
   std::vector<float> values_;
 };
 
@@ -37,13 +56,11 @@ std::vector<BlockBackward> backward_of(const Outline& outline);
 // The outline with the forward and backward seconds of one micro-batch of so many.
 Outline of_one_micro_batch(Outline outline, int micro_batches);
 
-// The strategies of an emulated or simulated rank, installed.
-struct EmulatedStrategies {
-  EmulatedStrategies(Engine& engine, const Comm& world, const Outline& outline,
-                     const EmulationOptions& options);
-  Strategies all;
-  DataParallel& parallel;
-};
+// With what tables take in addition that every rank has all of.
+Outline with_dense_tables(Outline outline, const TablesOptions& tables);
+
+// The strategies of an emulated or simulated rank.
+JobOptions job_options(const EmulationOptions& options);
 void check(const EmulationOptions& options);
 
 // Numbers of steps as they become known. A step's times are known at its end, its bytes when its tickets are
@@ -56,7 +73,7 @@ class StepAccount {
 
   void ended(const Step& step, const StepTimes& times);  // REQUIRES: the one before is complete
   void settled(double seconds, double waited);           // in addition, of the step that has ended last
-  void complete(const DataParallel& parallel);           // its tickets are done, its result is there
+  void complete(JobStrategies& job);                     // its tickets are done, its result is there
   // Without the first `warmup` steps. REQUIRES: all are complete. formula_bytes is for the caller to set.
   EmulatedSteps take(std::int64_t warmup);
 

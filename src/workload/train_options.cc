@@ -8,7 +8,10 @@
 #include "base/identity.h"
 #include "base/names.h"
 #include "data_parallel/schemes.h"
+#include "embedding/ways.h"
+#include "state/optimizer.h"
 #include "weft/error.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 
@@ -66,8 +69,12 @@ ModelOptions model_sizes(const TrainOptions& o, const DataSource& source) {
 }
 
 BatchOptions batch_options(const TrainOptions& o, int rank, int size) {
-  return {
-      .sequences = o.global_batch, .length = sequence_length(o), .seed = o.seed, .rank = rank, .size = size};
+  return {.kind = batch_kind_of(o.model),
+          .sequences = o.global_batch,
+          .length = sequence_length(o),
+          .seed = o.seed,
+          .rank = rank,
+          .size = size};
 }
 
 std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
@@ -83,6 +90,8 @@ void check_train(const TrainOptions& o, int ranks) {
           std::int64_t{o.accumulate});
   require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
   check_scheme(o.scheme, ranks);
+  check_tables(o.tables);
+  if (find_table_way(o.tables.way).kind == TableWay::Kind::hybrid) validate_rows(optimizer_options(o));
   require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
   check_schedule(o);
 }

@@ -74,6 +74,13 @@ class InfoTest(CliTest):
         for row in info["settings"]:
             self.assertIn(row["variable"], text)
 
+    def test_lists_ways_of_tables(self) -> None:
+        ways = {row["way"] for row in json.loads(weft("info", "--json").stdout)["tables"]}
+        self.assertLessEqual({"dense", "push-pull", "allgather", "allgather-raw", "parallax", "parallax-pushed", "hashed", "alltoall",
+                              "embrace"}, ways)
+        for way in ways:
+            self.assertIn(way, weft("info").stdout)
+
     def test_lists_schemes_that_train(self) -> None:
         schemes = json.loads(weft("info", "--json").stdout)["schemes"]
         self.assertLessEqual({"dense", "dense-bf16", "spardl", "topka", "powersgd"}, {row["scheme"] for row in schemes})

@@ -179,6 +179,15 @@ class RunTest(CompareTest):
         with self.assertRaises(xml.parsers.expat.ExpatError):  # the parser would see a page that is not whole
             xml.dom.minidom.parseString(page[:-20])
 
+    def test_tables(self) -> None:
+        rows = self.rows("--preset", "tiny", "--model", "lm", "--samples", "30", "--data", "synthetic", "--synthetic-tokens", "20000",
+                         "--global-batch", "4", "--length", "12", "--ranks", "2", "--steps", "3", "--link", "10mbit,50us",
+                         "--tables", "scheme,embrace", "--out", "a")
+        self.assertEqual([(row["scheme"], row["tables"]) for row in rows], [("dense", "scheme"), ("dense", "embrace")])
+        self.assertEqual(rows[0]["baseline"], "dense+tables=scheme")
+        self.assertLess(rows[1]["payload_bytes_per_step"], rows[0]["payload_bytes_per_step"])
+        self.assertGreater(rows[1]["speedup_over_baseline"], 1)
+
     def test_more_ranks_than_cores_are_marked(self) -> None:
         cores = len(os.sched_getaffinity(0))
         done = self.compare(*TINY, "--ranks", str(os.cpu_count() or cores), "--threads", "2", "--steps", "1", "--schemes", "dense",

@@ -58,6 +58,15 @@ class OutlineTest(unittest.TestCase):
             self.assertAlmostEqual(2 * a["forward_seconds"], a["backward_seconds"], places=12)
         self.assertEqual([t["name"] for t in whole["tables"]], ["embedding.weight"])
 
+    def test_tables_of_each_model(self) -> None:
+        pair = ["encoder.embedding.weight", "decoder.embedding.weight"]
+        for model, tables in (("gpt", []), ("gnmt", pair), ("transformer", pair), ("bert", ["embedding.token.weight"])):
+            outline = self.made(*TINY, "--model", model, "--flops", "1gflops")
+            self.assertEqual([t["name"] for t in outline["tables"]], tables)
+            blocks = [b["name"] for b in outline["blocks"]]
+            if tables == pair:
+                self.assertGreater(blocks.index("decoder.embedding"), max(i for i, b in enumerate(blocks) if b.startswith("encoder.")))
+
     def test_bad_input_is_one_sentence(self) -> None:
         for arguments, said in ((("--flops", "fast"), "fast"), (("--flops", "-1"), "-1"), (("--flops", "1xflops"), "1x"),
                                 (("--model", "gtp"), "gpt"), (("--ranks", "0"), "ranks"),

@@ -83,6 +83,23 @@ class PlanTest(unittest.TestCase):
         self.assertIn("clip-norm", clipped["updates_wait_because"])
         self.assertEqual(slow["updates_wait_because"], "")
 
+    def test_tables(self) -> None:
+        lm = ("--model", "lm", "--samples", "30", "--ranks", "4", "--link", "100mbit,50us", "--scheme", "dense")
+        plan = self.plan(*lm, "--tables", "embrace", "--show-schedule")
+        tables = [row for row in plan["rows"] if row["strategy"] == "embedding"]
+        self.assertEqual([row["tensor"] for row in tables], ["embedding.weight", "softmax.weight"])
+        self.assertEqual({row["scheme"] for row in tables}, {"embrace"})
+        self.assertIn("the table does not", tables[0]["why"])
+        self.assertIn("among the gradients", tables[1]["why"])
+        self.assertGreater(tables[0]["bytes"], 0)
+        starts = [m["exchange"] for m in plan["schedule"]["steady"] if m["move"] == "start"]
+        self.assertIn("delayed rows of embedding.weight", starts)
+        # The whole of them is more; a tied table says why it is whole.
+        self.assertGreater(self.plan(*lm, "--tables", "dense")["busiest_port_bytes"], plan["busiest_port_bytes"])
+        gpt = self.plan("--ranks", "4", "--tables", "embrace", "--scheme", "dense")
+        self.assertTrue(any("tied" in row["why"] for row in gpt["rows"]), gpt["rows"])
+        self.assertNotIn("embedding", {row["strategy"] for row in gpt["rows"]})
+
     def test_auto(self) -> None:
         hidden = self.plan("--link", "10gbit,5us", "--scheme", "auto", "--flops", "10mflops")
         self.assertEqual(hidden["scheme"], "dense")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -114,6 +115,32 @@ class RunTest(TrainTest):
             self.assertIsNone(summary["predicted_step_seconds"])
             self.assertIn("no prediction: ", done.stdout)
 
+    def test_tables_by_every_way(self) -> None:
+        lm = (*TINY, "--model", "lm", "--samples", "30", "--scheme", "dense", "--steps", "4")
+        for way in ("embrace", "alltoall", "hashed", "parallax", "allgather"):
+            checkpoints = ("--checkpoint-every", "0") if way in ("hashed", "parallax") else ()
+            self.ok(self.train(*lm, "--ranks", "3", "--tables", way, "--out", way, *checkpoints))
+            for mine, other in zip(self.losses(way), self.losses("embrace")):
+                self.assertAlmostEqual(mine, other, places=4, msg=way)
+        self.assertEqual(self.losses("alltoall"), self.losses("embrace"))  # scheduling changes no bit
+        # On another number of ranks it goes on; with clipping, and in several processes.
+        self.ok(self.train(*lm[:-1], "6", "--ranks", "2", "--tables", "embrace", "--out", "embrace", "--resume"))
+        self.assertEqual([row["step"] for row in self.metrics("embrace")], [0, 1, 2, 3, 4, 5])
+        self.ok(self.train(*lm, "--tables", "embrace", "--clip-norm", "0.1", "--ranks", "2", "--out", "clipped"))
+        self.ok(self.train(*lm, "--tables", "embrace", "--clip-norm", "0.1", "--out", "launched", before=(WEFT, "launch", "-n", "2", "--")))
+        self.assertEqual(self.losses("clipped"), self.losses("launched"))
+        # Dense tables move every row; those of rows without a gradient stay.
+        self.ok(self.train(*lm, "--ranks", "3", "--tables", "dense", "--out", "dense"))
+        self.assertNotEqual(self.losses("dense"), self.losses("embrace"))
+
+    def test_tables_that_cannot_be_meant(self) -> None:
+        lm = (*TINY, "--model", "lm", "--samples", "30", "--ranks", "2", "--steps", "2", "--out", "a")
+        self.refused(*lm, "--tables", "embrase", says="did you mean 'embrace'?")
+        self.refused(*lm, "--tables", "embrace", "--optimizer", "sgd", "--momentum", "0.9", says="momentum")
+        self.refused(*lm, "--tables", "dense", "--tables-scheduling", "off", says="no scheduling of their own")
+        self.refused(*lm, "--tables", "embrace", "--tables-scheduling", "on", says="unknown scheduling")
+        self.assertFalse((self.folder / "a").exists())
+
     def test_a_default_folder_and_real_text(self) -> None:
         (self.folder / "book.txt").write_text("the cat sat on the mat and the dog sat on the cat . " * 40)
         self.ok(self.train("--preset", "tiny", "--model", "lm", "--text", "book.txt", "--ranks", "1", "--steps", "2",
@@ -121,6 +148,20 @@ class RunTest(TrainTest):
         (folder,) = (self.folder / "runs").iterdir()
         self.assertRegex(folder.name, r"^lm-dense-\d{8}-\d{6}$")
         self.assertFalse((folder / "checkpoints").exists())
+
+    def test_models_of_pairs_and_spans(self) -> None:
+        for model, classes in (("gnmt", 256), ("transformer", 256), ("bert", 12)):
+            flags = (*TINY, "--model", model, "--scheme", "dense", "--steps", "3", "--checkpoint-every", "0")
+            self.ok(self.train(*flags, "--ranks", "2", "--accumulate", "2", "--out", model))
+            rows = self.metrics(model)
+            self.assertEqual({row["tokens"] for row in rows}, {8 if model == "bert" else 48})  # two places, or 12 tokens
+            self.assertLess(abs(self.losses(model)[0] - math.log(classes)), 0.3)  # nothing is known yet
+            # Two ranks with two micro-batches each train on what one rank does, and not on another seed's batches.
+            self.ok(self.train(*flags, "--ranks", "1", "--out", model + "-alone"))
+            self.ok(self.train(*flags, "--ranks", "1", "--seed", "2", "--out", model + "-other"))
+            gaps = [[abs(a - b) for a, b in zip(self.losses(model), self.losses(model + other))] for other in ("-alone", "-other")]
+            self.assertLess(max(gaps[0]), 1e-4)
+            self.assertGreater(max(gaps[1]), 1e-3)
 
     def test_config_file_round_trip(self) -> None:
         flags = ("--ranks", "2", "--steps", "3", "--lr", "0.0123", "--clip-norm", "0.7", "--link", "2gbit,20us",

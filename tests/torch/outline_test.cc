@@ -57,7 +57,7 @@ double computed(const Outline& outline) {
 }
 
 TEST(MeasuredOutline, HasTheModelsBlocksAndTensors) {
-  for (const std::string name : {"gpt", "lm"}) {
+  for (const std::string name : {"gpt", "lm", "gnmt", "transformer", "bert"}) {
     const OutlineOptions options = options_of(name);
     const Outline outline = measure_outline(options);
     EXPECT_EQ(outline.model, name);

@@ -111,6 +111,64 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfOneThatDidNotStop) {
   run.forget_residuals = false;
 }
 
+TrainOptions tiny_tables() {
+  TrainOptions o = tiny();
+  o.model = "lm";
+  o.sizes = model_options("lm", "tiny");
+  o.sizes.samples = 20;
+  o.tables.way = "embrace";
+  return o;
+}
+
+// Rows that are delayed when a checkpoint is due are applied before it is taken.
+TEST_F(TrainerTest, TablesGoOnWhereTheyWereOnAnyNumberOfRanks) {
+  const TrainOptions options = tiny_tables();
+  const Ran straight = train(options, {}, 3);
+  TrainRun run{.checkpoints = path("c"), .checkpoint_every = 10};
+  TrainOptions half = options;
+  half.steps = 10;
+  train(half, run, 3);
+  run.resume = TrainRun::Resume::last;
+  run.checkpoint_every = 0;
+  EXPECT_EQ(train(options, run, 3).seen.losses(), tail(straight.seen.losses(), 10));
+  run.forget_optimizer = true;
+  EXPECT_NE(train(options, run, 3).seen.losses(), tail(straight.seen.losses(), 10));
+
+  // Elsewhere: sums of float32 in another order, 10 steps, so losses move in their last digits. What is forgotten
+  // moves them more.
+  TrainOptions dense = options;  // what SparDL leaves behind depends on the ranks
+  dense.scheme.name = "dense";
+  const Ran all_dense = train(dense, {}, 3);
+  TrainRun again{.checkpoints = path("d"), .checkpoint_every = 10};
+  half.scheme.name = "dense";
+  train(half, again, 3);
+  again.resume = TrainRun::Resume::last;
+  again.checkpoint_every = 0;
+  const std::vector<double> expected = tail(all_dense.seen.losses(), 10);
+  const auto off = [&](const std::vector<double>& losses) {
+    double out = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) out = std::max(out, std::abs(losses[i] - expected[i]));
+    return out;
+  };
+  EXPECT_LT(off(train(dense, again, 2).seen.losses()), 1e-4);
+  EXPECT_LT(off(train(dense, again, 1).seen.losses()), 1e-4);
+  again.forget_optimizer = true;
+  EXPECT_GT(off(train(dense, again, 2).seen.losses()), 1e-3);
+}
+
+// Bytes of a step are those of the formulas: of the last step, which settles.
+TEST_F(TrainerTest, TablesAreInTheRecordsAndInThePlan) {
+  TrainOptions options = tiny_tables();
+  options.scheme.name = "dense";
+  options.steps = 4;
+  const Ran held = train(options, {}, 2);
+  options.tables.way = "scheme";
+  const Ran dense = train(options, {}, 2);
+  EXPECT_LT(held.summary.payload_bytes_per_step, dense.summary.payload_bytes_per_step);
+  EXPECT_GT(held.summary.formula_bytes_per_step, 0);
+  EXPECT_LT(held.summary.formula_bytes_per_step, dense.summary.formula_bytes_per_step);
+}
+
 // What would let replicas drift apart in silence.
 TEST_F(TrainerTest, RanksWithOtherOptionsAreToldSo) {
   TrainOptions options = tiny();
@@ -142,7 +200,16 @@ TEST_F(TrainerTest, RanksWithOtherOptionsAreToldSo) {
       [](TrainOptions& o) { o.sizes.dropout = 0.3; },
       [](TrainOptions& o) { o.planned_link.hop_seconds = 1; },
       [](TrainOptions& o) { o.clip_norm = 1; },
-      [](TrainOptions& o) { o.accumulate = 2; }};
+      [](TrainOptions& o) { o.accumulate = 2; },
+      [](TrainOptions& o) { o.scheme.density = 0.06; },
+      [](TrainOptions& o) { o.scheme.codec = "coo"; },
+      [](TrainOptions& o) { o.scheme.blocks = "contiguous"; },
+      [](TrainOptions& o) { o.scheme.residual = ResidualRule::lres; },
+      [](TrainOptions& o) { o.scheme.quotas = QuotaKind::proportional; },
+      [](TrainOptions& o) { o.scheme.teams = 2; },
+      [](TrainOptions& o) { o.scheme.min_compression = 3; },
+      [](TrainOptions& o) { o.scheme.columns = 3; },
+      [](TrainOptions& o) { o.clip_norm = 1, o.clip_local = true; }};
   for (std::size_t i = 0; i < changes.size(); ++i)
     EXPECT_NE(outcome(changes[i]).find("has another plan of"), std::string::npos)
         << i << ": " << outcome(changes[i]);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
+#include <utility>
 
 #include "data/permutation.h"
 #include "data/prefetch.h"
@@ -34,6 +36,12 @@ class Numbers final : public DataSource {
  private:
   std::int64_t tokens_;
 };
+
+Batches batches(BatchKind kind, std::int64_t tokens, BatchOptions options) {
+  options.kind = kind;
+  options.seed = 9;
+  return Batches(std::make_shared<Numbers>(tokens), options);
+}
 
 Batches batches(std::int64_t tokens, std::int64_t sequences, int rank, int size, bool shuffle = true) {
   return Batches(
@@ -117,6 +125,96 @@ TEST(Batches, TargetsAreTheSuccessors) {
     EXPECT_EQ(batch.tokens[i], expected[i / 3] * 3 + static_cast<std::int64_t>(i % 3));
     EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
   }
+}
+
+TEST(Pairs, AreAWindowAndItsSuccessor) {
+  const Batches pairs = batches(BatchKind::pairs, 61, {.sequences = 4, .length = 3, .rank = 1, .size = 2});
+  EXPECT_EQ(pairs.sequences_per_epoch(), 19);  // of 20 windows
+  for (std::int64_t step = 0; step < pairs.steps_per_epoch(); ++step) {
+    const TokenBatch batch = pairs.at(step);
+    const std::vector<std::int64_t> sequences = pairs.sequences_of(step);
+    ASSERT_EQ(batch.source.size(), static_cast<std::size_t>(3 * batch.sequences));
+    ASSERT_EQ(batch.targets.size(), batch.tokens.size());
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+      EXPECT_EQ(batch.source[i], sequences[i / 3] * 3 + static_cast<std::int64_t>(i % 3));
+      EXPECT_EQ(batch.tokens[i], batch.source[i] + 3);
+      EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
+    }
+  }
+  EXPECT_EQ(batches(BatchKind::pairs, 7, {.sequences = 1, .length = 3}).at(0).source,
+            (std::vector<std::int64_t>{0, 1, 2}));
+  EXPECT_THROW(batches(BatchKind::pairs, 6, {.sequences = 1, .length = 3}), UsageError);  // no last target
+  EXPECT_TRUE(batches(61, 4, 1, 2).at(2).source.empty());
+}
+
+// What a batch of spans says, checked against the text it was made of. The text's token i is i, so a token
+// shows where it stood; only the mask stands twice.
+struct Question {
+  int shown = 0, masked_inside = 0;
+  bool ok = true;
+};
+Question question_of(const TokenBatch& batch, std::int64_t row, std::int64_t sequence) {
+  const std::int64_t length = batch.length, asked = question_length(length);
+  const auto token = [&](std::int64_t i) { return batch.tokens[static_cast<std::size_t>(row * length + i)]; };
+  const std::int64_t first = batch.targets[static_cast<std::size_t>(2 * row)];
+  const std::int64_t last = batch.targets[static_cast<std::size_t>(2 * row + 1)];
+  Question out;
+  out.ok = first >= asked && last > first && last < length && last - first < asked;
+  for (std::int64_t i = asked; i < length; ++i) out.ok = out.ok && token(i) == sequence * length + i;
+  for (std::int64_t i = 0; i < asked; ++i) {
+    const bool inside = first + i <= last;
+    out.masked_inside += inside && token(i) == kMask ? 1 : 0;
+    out.shown += token(i) != kMask ? 1 : 0;
+    out.ok = out.ok && (token(i) == kMask || (inside && token(i) == sequence * length + first + i));
+  }
+  return out;
+}
+
+TEST(Spans, AskForThePlacesOfASpan) {
+  for (const std::int64_t length : {4, 5, 12, 100}) {
+    const Batches spans = batches(BatchKind::spans, 40 * length + 1, {.sequences = 8, .length = length});
+    EXPECT_EQ(spans.sequences_per_epoch(), 40);
+    std::set<std::pair<std::int64_t, std::int64_t>> places;
+    for (std::int64_t step = 0; step < 10; ++step) {
+      TokenBatch batch = spans.at(step);
+      const std::vector<std::int64_t> sequences = spans.sequences_of(step);
+      ASSERT_EQ(batch.targets.size(), 2 * sequences.size());
+      for (std::size_t row = 0; row < sequences.size(); ++row) {
+        const auto r = static_cast<std::int64_t>(row);
+        const Question question = question_of(batch, r, sequences[row]);
+        EXPECT_TRUE(question.ok) << length << ": sequence " << sequences[row];
+        EXPECT_EQ(question.masked_inside, 1);
+        EXPECT_GE(question.shown, 1);
+        places.insert({batch.targets[2 * row], batch.targets[2 * row + 1]});
+      }
+      batch.targets[1] += 1;  // control: another place is not where the question stood
+      const Question wrong = question_of(batch, 0, sequences[0]);
+      EXPECT_TRUE(!wrong.ok || wrong.masked_inside != 1) << length;
+    }
+    EXPECT_GE(places.size(), length == 4 ? 1u : length == 5 ? 2u : 10u);
+  }
+  EXPECT_THROW(batches(BatchKind::spans, 1000, {.length = 3}), UsageError);
+}
+
+TEST(Spans, AreAFunctionOfSeedEpochAndSequence) {
+  const auto of = [](std::uint64_t seed, int rank, int size, std::int64_t step) {
+    BatchOptions options{.kind = BatchKind::spans, .sequences = 7, .length = 20, .seed = seed};
+    options.rank = rank;
+    options.size = size;
+    options.shuffle = false;
+    return Batches(std::make_shared<Numbers>(401), options).at(step);  // 20 sequences: 7 7 6
+  };
+  const TokenBatch whole = of(9, 0, 1, 1);
+  std::vector<std::int64_t> tokens, targets;
+  for (int rank = 0; rank < 3; ++rank) {
+    const TokenBatch share = of(9, rank, 3, 1);
+    tokens.insert(tokens.end(), share.tokens.begin(), share.tokens.end());
+    targets.insert(targets.end(), share.targets.begin(), share.targets.end());
+  }
+  EXPECT_EQ(tokens, whole.tokens);
+  EXPECT_EQ(targets, whole.targets);
+  EXPECT_NE(of(9, 0, 1, 4).targets, whole.targets);   // the next epoch, the same sequences
+  EXPECT_NE(of(10, 0, 1, 1).targets, whole.targets);  // another seed
 }
 
 TEST(Batches, RefuseWhatMakesNoBatch) {
@@ -214,16 +312,20 @@ TEST(DropoutMask, DropsAsManyAsAskedAndDiffersBySite) {
 
 TEST(Weights, AreFunctionsOfSeedAndName) {
   std::vector<float> a(1000), b(1000), part(10);
-  fill_normal(1, "layer.0.weight", 0.5f, a);
-  fill_normal(1, "layer.0.weight", 0.5f, b);
-  fill_normal(1, "layer.0.weight", 0.5f, part);
+  fill_normal(1, "layer.0.weight", 0.5f, 0, a);
+  fill_normal(1, "layer.0.weight", 0.5f, 0, b);
+  fill_normal(1, "layer.0.weight", 0.5f, 0, part);
   EXPECT_EQ(a, b);
   EXPECT_TRUE(std::equal(part.begin(), part.end(), a.begin()));
-  fill_normal(1, "layer.1.weight", 0.5f, b);
+  fill_normal(1, "layer.0.weight", 0.5f, 333, part);  // from any element on
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), a.begin() + 333));
+  fill_normal(1, "layer.1.weight", 0.5f, 0, b);
   EXPECT_NE(a, b);
-  fill_normal(2, "layer.0.weight", 0.5f, b);
+  fill_normal(2, "layer.0.weight", 0.5f, 0, b);
   EXPECT_NE(a, b);
-  fill_uniform(1, "x", 0.25f, a);
+  fill_uniform(1, "x", 0.25f, 0, a);
+  fill_uniform(1, "x", 0.25f, 777, part);
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), a.begin() + 777));
   EXPECT_LT(*std::max_element(a.begin(), a.end()), 0.25f);
   EXPECT_GT(*std::min_element(a.begin(), a.end()), -0.25f);
   EXPECT_NEAR(std::accumulate(a.begin(), a.end(), 0.0) / 1000, 0, 5 * 0.25 / std::sqrt(3.0 * 1000));

@@ -90,7 +90,7 @@ TEST(Outline, RefusesEverythingElseInOneSentence) {
 
 TEST(Outline, SecondsAndParameters) {
   EXPECT_EQ(compute_seconds(sample()), 0.25 + 1 + 2 + 3 + 0.5 + 4 + 0.125);
-  const std::vector<ParameterInfo> parameters = parameters_of(sample());
+  const std::vector<ParameterInfo> parameters = under_scheme(shape_of(sample()), {});
   ASSERT_EQ(parameters.size(), 3u);
   EXPECT_EQ(parameters[0].rows, 4);
   EXPECT_EQ(parameters[1].rows, 0);

@@ -112,6 +112,9 @@ TEST(Schemes, BytesFollowTheFormulas) {
   // A ring: all blocks twice, less two.
   EXPECT_EQ(bytes({.name = "dense"}), 4 * 2 * kLength * (kRanks - 1) / kRanks);
   EXPECT_EQ(bytes({.name = "dense-bf16"}), 2 * 2 * kLength * (kRanks - 1) / kRanks);
+  // Straight to the owners of blocks and back: the same bytes, and an algorithm that sends others.
+  EXPECT_EQ(bytes({.name = "dense", .all_reduce = "direct"}), bytes({.name = "dense"}));
+  EXPECT_EQ(bytes({.name = "dense", .all_reduce = "recursive_doubling"}), 4 * 2 * kLength);
   // Everybody's k to everybody, 8 bytes an entry, a head a list.
   EXPECT_EQ(bytes({.name = "topka", .codec = "coo"}, 40), (8 * 40 + 4) * (kRanks - 1));
   // Packed, an index in 104 takes 7 bits and 104/64 for the gaps' high parts; bfloat16 values two bytes less.

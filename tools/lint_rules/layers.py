@@ -34,6 +34,7 @@ PUBLIC = {
     "state": ["train/optimizer_options.h"],
     "step": ["train/shape.h"],
     "data_parallel": ["train/scheme_options.h"],
+    "embedding": ["train/tables_options.h"],
     "data": ["train/data_options.h"],
     "world": ["weft.h", "world.h"],
     "workload": ["train/model_options.h", "train/options.h", "train/run.h"],

@@ -1,12 +1,12 @@
 // A recurrent language model in blocks: embedding | lstm 0 .. n-1 | softmax.
 //   embedding   tokens' rows, dropout
-//   lstm i      one layer from a zero state, dropout
-//   softmax     logits = h W^T + b; the sum of the cross entropy
+//   lstm i      one layer from a zero state, perhaps with a projection (Sak et al., 2014), dropout
+//   softmax     logits = h W^T + b; the sum of the cross entropy. b is the last column of W's table
 // With samples > 0 training estimates the softmax's sum by importance sampling (Bengio and Senecal, AISTATS
 // 2003): the target exactly, all other words by S draws from the log-uniform distribution (words are numbered
 // from the most frequent), each divided by how often its word is expected among them; draws that hit the
 // target do not count. So the sum is right in expectation. The draws are a function of (seed, step): the same
-// for all tokens and ranks. Without training the softmax is full. Weights: uniform within 1 / sqrt(width), as
+// for all tokens and ranks. Without training the softmax is full. Weights: uniform within 1 / sqrt(LSTM's width), as
 // torch's LSTM; embedding normal 0.02.
 #include "weft_torch/models/lm.h"
 
@@ -15,6 +15,7 @@
 #include <cmath>
 #include <limits>
 
+#include "weft/error.h"
 #include "weft_torch/models/ops.h"
 #include "weft_torch/models/weights.h"
 #include "workload/model_shapes.h"
@@ -28,23 +29,28 @@ constexpr double kDeviation = 0.02;
 class Lm final : public Model {
  public:
   explicit Lm(const ModelOptions& o) : Model(model_shape("lm", o), o) {
-    const std::int64_t d = o.width;
-    const double bound = 1 / std::sqrt(static_cast<double>(d));
-    const auto uniform = [&](const std::string& name, torch::IntArrayRef shape) {
-      return add(uniform_parameter(o.seed, name, shape, bound));
+    const std::int64_t h = lstm_width(o), out = lstm_output(o);
+    const double bound = 1 / std::sqrt(static_cast<double>(h));
+    const auto uniform = [&](const std::string& name, torch::IntArrayRef sizes) {
+      return add(name, sizes, uniform_values(o.seed, name, bound));
     };
-    embedding_ = add(normal_parameter(o.seed, "embedding.weight", {o.vocabulary, d}, kDeviation));
+    add(kEmbedding, {o.vocabulary, o.width}, normal_values(o.seed, kEmbedding, kDeviation));
+    std::int64_t in = o.width;
     for (int i = 0; i < o.layers; ++i) {
       const std::string name = "lstm." + std::to_string(i);
       std::vector<torch::Tensor> layer;
-      layer.push_back(uniform(name + ".input.weight", {4 * d, d}));
-      layer.push_back(uniform(name + ".state.weight", {4 * d, d}));
-      layer.push_back(uniform(name + ".input.bias", {4 * d}));
-      layer.push_back(uniform(name + ".state.bias", {4 * d}));
+      layer.push_back(uniform(name + ".input.weight", {4 * h, in}));
+      layer.push_back(uniform(name + ".state.weight", {4 * h, out}));
+      layer.push_back(uniform(name + ".input.bias", {4 * h}));
+      layer.push_back(uniform(name + ".state.bias", {4 * h}));
+      if (o.projection > 0) layer.push_back(uniform(name + ".projection.weight", {o.projection, h}));
       layers_.push_back(std::move(layer));
+      in = out;
     }
-    weight_ = uniform("softmax.weight", {o.vocabulary, d});
-    bias_ = add(constant_parameter("softmax.bias", {o.vocabulary, 1}, 0));
+    softmax_ = add(kSoftmax, {o.vocabulary, out + 1},
+                   with_bias_column(uniform_values(o.seed, kSoftmax, bound), out + 1));
+    embedding_at_ = place_of(kEmbedding);
+    softmax_at_ = place_of(kSoftmax);
   }
 
   std::vector<torch::Tensor> forward(int block, int /*part*/, std::span<const torch::Tensor> taken,
@@ -52,25 +58,48 @@ class Lm final : public Model {
     const DropoutSite where{.probability = options().dropout,
                             .site = static_cast<std::uint32_t>(block),
                             .first_sequence = batch.first_sequence};
-    if (block == 0) return {keyed_dropout(rows(embedding_, batch.tokens), where, context)};
+    if (block == 0) return {keyed_dropout(look_up(embedding_at_, batch.tokens, context), where, context)};
     const torch::Tensor& input = taken.front();
     const auto layer = static_cast<std::size_t>(block - 1);
     if (layer < layers_.size()) {
-      const torch::Tensor zero = torch::zeros({1, input.size(0), input.size(2)}, input.options());
-      const auto [out, h, c] = torch::lstm(input, {zero, zero}, layers_[layer], /*has_biases=*/true,
-                                           /*num_layers=*/1, /*dropout=*/0.0, context.training,
-                                           /*bidirectional=*/false, /*batch_first=*/true);
-      return {keyed_dropout(out, where, context)};
+      const LstmSizes sizes{.cells = lstm_width(options()), .outputs = lstm_output(options())};
+      return {keyed_dropout(lstm_layer(input, layers_[layer], sizes, context), where, context)};
     }
     const torch::Tensor hidden = input.flatten(0, 1), targets = batch.targets.flatten();
-    if (options().samples > 0 && context.training) return {sampled(hidden, targets, context)};
-    return {cross_entropy_sum(torch::linear(hidden, weight_, bias_.squeeze(1)), targets)};
+    if (samples(context)) return {sampled(hidden, targets, context)};
+    const Rows all = rows(softmax_);
+    return {cross_entropy_sum(torch::linear(hidden, all.weight, all.bias), targets)};
+  }
+
+  std::vector<TableIds> lookups(const Batch& batch, const StepContext& context) const override {
+    std::vector<TableIds> out{{.parameter = embedding_at_, .ids = batch.tokens.flatten()}};
+    if (options().samples == 0) return out;
+    if (!context.training) throw UsageError("model lm: without training its softmax is of all words");
+    const torch::Tensor targets = batch.targets.flatten();
+    out.push_back({.parameter = softmax_at_,
+                   .ids = torch::cat({targets.masked_select(targets.ne(kNotCounted)), words(context)}),
+                   .shared = options().samples});
+    return out;
   }
 
  private:
-  torch::Tensor rows(const torch::Tensor& table, const torch::Tensor& ids) const {
-    return torch::embedding(table, ids, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false,
-                            options().sparse_gradients);
+  static constexpr const char* kEmbedding = "embedding.weight";
+  static constexpr const char* kSoftmax = "softmax.weight";
+
+  struct Rows {
+    torch::Tensor weight, bias;
+  };
+  static Rows rows(const torch::Tensor& table) {
+    const std::int64_t width = table.size(1) - 1;
+    return {table.slice(1, 0, width), table.select(1, width)};
+  }
+  bool samples(const StepContext& context) const { return options().samples > 0 && context.training; }
+
+  torch::Tensor words(const StepContext& context) const {
+    torch::Tensor out = torch::empty({options().samples}, torch::kInt64);
+    draw_words(context.seed, context.step, options().vocabulary,
+               {out.data_ptr<std::int64_t>(), static_cast<std::size_t>(out.numel())});
+    return out;
   }
 
   // ln of how often a word is expected among the samples: S ln((w + 2) / (w + 1)) / ln(V + 1).
@@ -81,25 +110,27 @@ class Lm final : public Model {
     return (((w + 2) / (w + 1)).log() * scale).log().to(like.options());
   }
 
-  torch::Tensor sampled(const torch::Tensor& hidden, const torch::Tensor& targets,
+  // Of the tokens that count: rows that nothing is predicted with are not looked up.
+  torch::Tensor sampled(const torch::Tensor& all_hidden, const torch::Tensor& all_targets,
                         const StepContext& context) const {
-    const torch::Tensor counts = targets.ne(kNotCounted);
-    const torch::Tensor wanted = targets.clamp_min(0);
-    torch::Tensor others = torch::empty({options().samples}, torch::kInt64);
-    draw_words(context.seed, context.step, options().vocabulary,
-               {others.data_ptr<std::int64_t>(), static_cast<std::size_t>(others.numel())});
+    const torch::Tensor counts = all_targets.ne(kNotCounted).nonzero().squeeze(1);
+    const torch::Tensor hidden = all_hidden.index_select(0, counts);
+    const torch::Tensor wanted = all_targets.index_select(0, counts);
+    const torch::Tensor others = words(context);
+    const Rows target = rows(look_up(softmax_at_, wanted, context));
+    const Rows other = rows(look_up(softmax_at_, others, context));
 
-    const torch::Tensor at_target = (hidden * rows(weight_, wanted)).sum(1) + rows(bias_, wanted).squeeze(1);
-    const torch::Tensor at_others = torch::linear(hidden, rows(weight_, others)) +
-                                    (rows(bias_, others).squeeze(1) - log_expected(others, hidden));
+    const torch::Tensor at_target = (hidden * target.weight).sum(1) + target.bias;
+    const torch::Tensor at_others =
+        torch::linear(hidden, other.weight) + (other.bias - log_expected(others, hidden));
     const torch::Tensor hits = wanted.unsqueeze(1).eq(others.unsqueeze(0));
     const torch::Tensor logits = torch::cat(
         {at_target.unsqueeze(1), at_others.masked_fill(hits, -std::numeric_limits<float>::infinity())}, 1);
-    const torch::Tensor entropy = torch::logsumexp(logits, 1) - at_target;
-    return (entropy * counts.to(entropy.options())).sum();
+    return (torch::logsumexp(logits, 1) - at_target).sum();
   }
 
-  torch::Tensor embedding_, weight_, bias_;
+  torch::Tensor softmax_;
+  int embedding_at_ = 0, softmax_at_ = 0;
   std::vector<std::vector<torch::Tensor>> layers_;
 };
 

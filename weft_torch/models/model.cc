@@ -8,20 +8,33 @@
 
 #include "data/batches.h"
 #include "weft/error.h"
+#include "weft_torch/models/bert.h"
+#include "weft_torch/models/gnmt.h"
 #include "weft_torch/models/gpt.h"
 #include "weft_torch/models/lm.h"
+#include "weft_torch/models/transformer.h"
 
 namespace weft {
 
 Batch to_batch(const TokenBatch& batch) {
-  const auto tensor = [&](const std::vector<std::int64_t>& ids) {
-    torch::Tensor t = torch::empty({batch.sequences, batch.length}, torch::kInt64);
+  const auto tensor = [&](const std::vector<std::int64_t>& ids, std::int64_t columns) {
+    torch::Tensor t = torch::empty({batch.sequences, columns}, torch::kInt64);
     std::copy(ids.begin(), ids.end(), t.data_ptr<std::int64_t>());
     return t;
   };
-  return {.tokens = tensor(batch.tokens),
-          .targets = tensor(batch.targets),
-          .first_sequence = batch.first_sequence};
+  Batch out{.tokens = tensor(batch.tokens, batch.length),
+            .targets = tensor(batch.targets, batch.targets_per_sequence()),
+            .first_sequence = batch.first_sequence};
+  if (batch.kind == BatchKind::pairs) out.source = tensor(batch.source, batch.length);
+  return out;
+}
+
+Batch part_of(const Batch& whole, std::int64_t begin, std::int64_t end) {
+  Batch out{.tokens = whole.tokens.slice(0, begin, end),
+            .targets = whole.targets.slice(0, begin, end),
+            .first_sequence = whole.first_sequence + begin};
+  if (whole.source.defined()) out.source = whole.source.slice(0, begin, end);
+  return out;
 }
 
 std::int64_t counted(const Batch& batch) { return batch.targets.ne(kNotCounted).sum().item<std::int64_t>(); }
@@ -33,18 +46,50 @@ std::int64_t counted(const TokenBatch& batch) {
 
 std::int64_t sequences(const Batch& batch) { return batch.tokens.size(0); }
 
-Model::Model(ModelShape shape, const ModelOptions& options) : shape_(std::move(shape)), options_(options) {
+Model::Model(ModelShape shape, const ModelOptions& options)
+    : Model(std::move(shape), options, BatchKind::tokens) {}
+
+Model::Model(ModelShape shape, const ModelOptions& options, BatchKind kind)
+    : shape_(std::move(shape)), options_(options), kind_(kind) {
   shape_.check();
 }
 
 torch::Tensor Model::add(Parameter parameter) {
   const std::size_t place = parameters_.size();
-  if (place >= shape_.parameters.size() || shape_.parameters[place].name != parameter.name ||
-      shape_.parameters[place].dims != parameter.tensor.sizes().vec()) {
+  std::vector<std::int64_t> sizes = parameter.tensor.sizes().vec();
+  const bool there = place < shape_.parameters.size() && shape_.parameters[place].name == parameter.name;
+  if (there && shape_.parameters[place].table && options_.tables_elsewhere)
+    sizes.front() = shape_.parameters[place].rows();
+  if (!there || shape_.parameters[place].dims != sizes)
     throw UsageError("model " + name() + ": '" + parameter.name + "' is not what its shape has next");
-  }
   parameters_.push_back(std::move(parameter));
   return parameters_.back().tensor;
+}
+
+torch::Tensor Model::add(const std::string& name, torch::IntArrayRef sizes, InitialValues initial) {
+  std::vector<std::int64_t> made = sizes.vec();
+  const std::size_t place = parameters_.size();
+  if (place < shape_.parameters.size() && shape_.parameters[place].table && options_.tables_elsewhere)
+    made.front() = 0;
+  torch::Tensor tensor = torch::empty(made, torch::kFloat32);
+  initial(0, {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())});
+  return add({.name = name, .tensor = tensor.set_requires_grad(true), .initial = std::move(initial)});
+}
+
+std::vector<TableIds> Model::lookups(const Batch&, const StepContext&) const { return {}; }
+
+int Model::place_of(const std::string& name) const {
+  const auto found = std::ranges::find(parameters_, name, &Parameter::name);
+  return static_cast<int>(found - parameters_.begin());
+}
+
+torch::Tensor Model::look_up(int parameter, const torch::Tensor& ids, const StepContext& context) const {
+  if (context.tables != nullptr) {
+    torch::Tensor rows = context.tables->rows(parameter, ids);
+    if (rows.defined()) return rows;
+  }
+  return torch::embedding(parameters_[static_cast<std::size_t>(parameter)].tensor, ids, /*padding_idx=*/-1,
+                          /*scale_grad_by_freq=*/false, options_.sparse_gradients);
 }
 
 torch::Tensor Model::loss(const Batch& batch, const StepContext& context) const {
@@ -78,24 +123,44 @@ void Model::to(torch::ScalarType type) {
 }
 
 void Model::check(const Batch& batch) const {
-  const auto refuse = [&](const std::string& why) { throw UsageError("model " + name() + ": " + why); };
-  if (!batch.tokens.defined() || !batch.targets.defined() || batch.tokens.dim() != 2 ||
-      batch.tokens.sizes() != batch.targets.sizes()) {
-    refuse("a batch has tokens and targets of one shape [sequences, length]");
+  const auto require = [&](bool holds, const std::string& what) {
+    if (!holds) throw UsageError("model " + name() + ": " + what);
+  };
+  const auto is_matrix = [](const torch::Tensor& t) { return t.defined() && t.dim() == 2; };
+  require(is_matrix(batch.tokens) && is_matrix(batch.targets),
+          "a batch has a matrix of tokens and one of targets");
+  const bool spans = kind_ == BatchKind::spans, pairs = kind_ == BatchKind::pairs;
+  const std::int64_t sequences = batch.tokens.size(0), length = batch.tokens.size(1);
+  if (spans) {
+    require(batch.targets.size(0) == sequences && batch.targets.size(1) == 2,
+            "a batch has tokens [sequences, length] and targets [sequences, 2]");
+  } else {
+    require(batch.tokens.sizes() == batch.targets.sizes(),
+            "a batch has tokens and targets of one shape [sequences, length]");
   }
-  if (batch.tokens.scalar_type() != torch::kInt64 || batch.targets.scalar_type() != torch::kInt64) {
-    refuse("tokens and targets are int64");
+  require(pairs == batch.source.defined(), pairs ? "a batch has a source" : "a batch has no source");
+  for (const torch::Tensor& ids : {batch.tokens, batch.targets, batch.source}) {
+    require(!ids.defined() || ids.scalar_type() == torch::kInt64, "tokens and targets are int64");
   }
-  if (batch.tokens.size(1) > options_.context) {
-    refuse("sequences of " + std::to_string(batch.tokens.size(1)) +
-           " tokens are longer than the context of " + std::to_string(options_.context));
+  std::int64_t longest = length;
+  if (pairs) {
+    require(is_matrix(batch.source) && batch.source.size(0) == sequences && batch.source.size(1) >= 1,
+            "a batch has as many sources as sequences of tokens");
+    longest = std::max(longest, batch.source.size(1));
   }
-  if (batch.first_sequence < 0) refuse("first_sequence is negative");
+  require(longest <= options_.context, "sequences of " + std::to_string(longest) +
+                                           " tokens are longer than the context of " +
+                                           std::to_string(options_.context));
+  require(batch.first_sequence >= 0, "first_sequence is negative");
 }
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options) {
   check_model(name, options);
-  return name == "gpt" ? make_gpt(options) : make_lm(options);
+  if (name == "gpt") return make_gpt(options);
+  if (name == "lm") return make_lm(options);
+  if (name == "gnmt") return make_gnmt(options);
+  if (name == "transformer") return make_transformer(options);
+  return make_bert(options);
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "weft_torch/models/dropout_mask.h"
@@ -17,21 +18,34 @@ std::span<float> values_of(const torch::Tensor& t) {
 
 }  // namespace
 
-Parameter normal_parameter(std::uint64_t seed, std::string name, torch::IntArrayRef shape, double deviation) {
-  torch::Tensor t = torch::empty(shape, torch::kFloat32);
-  fill_normal(seed, name, static_cast<float>(deviation), values_of(t));
-  return {.name = std::move(name), .tensor = t.set_requires_grad(true)};
+InitialValues normal_values(std::uint64_t seed, std::string name, double deviation) {
+  return [seed, name = std::move(name), deviation](std::int64_t first, std::span<float> out) {
+    fill_normal(seed, name, static_cast<float>(deviation), first, out);
+  };
 }
 
-Parameter uniform_parameter(std::uint64_t seed, std::string name, torch::IntArrayRef shape, double bound) {
-  torch::Tensor t = torch::empty(shape, torch::kFloat32);
-  fill_uniform(seed, name, static_cast<float>(bound), values_of(t));
-  return {.name = std::move(name), .tensor = t.set_requires_grad(true)};
+InitialValues uniform_values(std::uint64_t seed, std::string name, double bound) {
+  return [seed, name = std::move(name), bound](std::int64_t first, std::span<float> out) {
+    fill_uniform(seed, name, static_cast<float>(bound), first, out);
+  };
 }
 
-Parameter constant_parameter(std::string name, torch::IntArrayRef shape, double value) {
-  return {.name = std::move(name),
-          .tensor = torch::full(shape, value, torch::kFloat32).set_requires_grad(true)};
+InitialValues constant_values(double value) {
+  return [value](std::int64_t, std::span<float> out) { std::ranges::fill(out, static_cast<float>(value)); };
+}
+
+InitialValues with_bias_column(InitialValues weights, std::int64_t columns) {
+  return [weights = std::move(weights), columns](std::int64_t first, std::span<float> out) {
+    const std::int64_t width = columns - 1, end = first + static_cast<std::int64_t>(out.size());
+    for (std::int64_t at = first; at < end;) {
+      const std::int64_t row = at / columns, column = at % columns;
+      const std::int64_t count = std::min(end - at, width - column);  // up to the bias
+      std::span<float> to = out.subspan(static_cast<std::size_t>(at - first));
+      if (count > 0) weights(row * width + column, to.first(static_cast<std::size_t>(count)));
+      if (at + count < end) to[static_cast<std::size_t>(count)] = 0;
+      at += count + 1;
+    }
+  };
 }
 
 torch::Tensor keyed_dropout(const torch::Tensor& x, const DropoutSite& where, const StepContext& context) {
@@ -42,6 +56,18 @@ torch::Tensor keyed_dropout(const torch::Tensor& x, const DropoutSite& where, co
   write_dropout_mask(key, where.probability,
                      {.first_token = where.first_sequence * length, .features = x.size(2)}, values_of(mask));
   return x * mask.to(x.options());
+}
+
+torch::Tensor lstm_layer(const torch::Tensor& x, const std::vector<torch::Tensor>& weights,
+                         const LstmSizes& sizes, const StepContext& context) {
+  const auto zeros = [&](std::int64_t columns) {
+    return torch::zeros({sizes.both_directions ? 2 : 1, x.size(0), columns}, x.options());
+  };
+  const torch::Tensor output = zeros(sizes.outputs), cells = zeros(sizes.cells);
+  const auto [out, h, c] = torch::lstm(x, {output, cells}, weights, /*has_biases=*/true,
+                                       /*num_layers=*/1, /*dropout=*/0.0, context.training,
+                                       sizes.both_directions, /*batch_first=*/true);
+  return out;
 }
 
 torch::Tensor cross_entropy_sum(const torch::Tensor& logits, const torch::Tensor& targets) {

@@ -5,15 +5,18 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "weft_torch/models/model.h"
 
 namespace weft {
 
-// Tensors to train, filled from (seed, name, element).
-Parameter normal_parameter(std::uint64_t seed, std::string name, torch::IntArrayRef shape, double deviation);
-Parameter uniform_parameter(std::uint64_t seed, std::string name, torch::IntArrayRef shape, double bound);
-Parameter constant_parameter(std::string name, torch::IntArrayRef shape, double value);
+// What parameters begin with, from (seed, name, element).
+InitialValues normal_values(std::uint64_t seed, std::string name, double deviation);
+InitialValues uniform_values(std::uint64_t seed, std::string name, double bound);
+InitialValues constant_values(double value);
+// Rows of `columns` elements, of which the last is 0: a bias behind its weights.
+InitialValues with_bias_column(InitialValues weights, std::int64_t columns);
 
 // Where in the model and for which tokens: [sequences, length, features] from sequence `first_sequence` on.
 struct DropoutSite {
@@ -24,6 +27,16 @@ struct DropoutSite {
 // As torch's dropout: what is kept is scaled up. The mask is a function of (seed, step, site, token,
 // feature).
 torch::Tensor keyed_dropout(const torch::Tensor& x, const DropoutSite& where, const StepContext& context);
+
+struct LstmSizes {
+  std::int64_t cells = 0, outputs = 0;  // the same unless what it gives is projected
+  bool both_directions = false;
+};
+// One LSTM layer from a zero state, [sequences, length, outputs] (of both directions side by side). Weights
+// as torch orders them: of input and state, biases of both, perhaps the projection; then those of the other
+// direction.
+torch::Tensor lstm_layer(const torch::Tensor& x, const std::vector<torch::Tensor>& weights,
+                         const LstmSizes& sizes, const StepContext& context);
 
 // The sum of the cross entropy over targets that are counted; logits [tokens, vocabulary], targets [tokens].
 torch::Tensor cross_entropy_sum(const torch::Tensor& logits, const torch::Tensor& targets);

@@ -21,21 +21,33 @@ std::uint64_t hash_of(std::string_view name) {
 
 }  // namespace
 
-void fill_normal(std::uint64_t seed, std::string_view name, float deviation, std::span<float> out) {
+void fill_normal(std::uint64_t seed, std::string_view name, float deviation, std::int64_t first,
+                 std::span<float> out) {
   const std::uint64_t hash = hash_of(name);
   const Draw what{.distribution = Distribution::gaussian,
                   .seed = seed,
                   .rank = static_cast<std::uint32_t>(hash),
                   .step = static_cast<std::uint32_t>(hash >> 32)};
-  draw(what, out);
+  draw(what, first + static_cast<std::int64_t>(out.size()), first, out);
   for (float& x : out) x *= deviation;
 }
 
-void fill_uniform(std::uint64_t seed, std::string_view name, float bound, std::span<float> out) {
+// As Random draws them, from any element on.
+void fill_uniform(std::uint64_t seed, std::string_view name, float bound, std::int64_t first,
+                  std::span<float> out) {
   const std::uint64_t hash = hash_of(name);
-  Random random(seed, static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32));
-  // 24 bits, so that the float is exact and never the bound itself.
-  for (float& x : out) x = bound * ((static_cast<float>(random() >> 8) + 0.5f) * 0x1p-23f - 1.0f);
+  const PhiloxKey key{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
+  PhiloxCounter block{};
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto at = static_cast<std::uint64_t>(first) + i;
+    if (i == 0 || at % 4 == 0) {
+      block = philox({static_cast<std::uint32_t>(at / 4), static_cast<std::uint32_t>(hash),
+                      static_cast<std::uint32_t>(hash >> 32), 0},
+                     key);
+    }
+    // 24 bits, so that the float is exact and never the bound itself.
+    out[i] = bound * ((static_cast<float>(block[at % 4] >> 8) + 0.5f) * 0x1p-23f - 1.0f);
+  }
 }
 
 void draw_words(std::uint64_t seed, std::int64_t step, std::int64_t vocabulary, std::span<std::int64_t> out) {

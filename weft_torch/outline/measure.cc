@@ -21,6 +21,7 @@
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/cut_model.h"
+#include "workload/table_draws.h"
 
 namespace weft {
 
@@ -34,11 +35,66 @@ std::span<float> span_of(const torch::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
 }
 
+// Rows of tables that nobody holds: each with the values that it begins with.
+class FirstRows final : public TableHolder {
+ public:
+  explicit FirstRows(const Model& model) : model_(model) {}
+
+  void prepare(const Batch& batch, const StepContext& context) {
+    asked_ = model_.lookups(batch, context);
+    rows_.clear();
+    for (const TableIds& lookup : asked_) {
+      const Parameter& parameter = model_.parameters()[static_cast<std::size_t>(lookup.parameter)];
+      const torch::Tensor ids = std::get<0>(at::_unique(lookup.ids));
+      const std::int64_t columns = parameter.tensor.size(1);
+      const torch::Tensor rows = torch::empty({ids.size(0), columns}, torch::kFloat32);
+      const std::span<float> values = span_of(rows);
+      for (std::int64_t r = 0; r < ids.size(0); ++r) {
+        parameter.initial(
+            ids.data_ptr<std::int64_t>()[r] * columns,
+            values.subspan(static_cast<std::size_t>(r * columns), static_cast<std::size_t>(columns)));
+      }
+      rows_.push_back({ids, rows.set_requires_grad(true)});
+    }
+  }
+  torch::Tensor rows(int parameter, const torch::Tensor& ids) const override {
+    for (std::size_t t = 0; t < asked_.size(); ++t) {
+      if (asked_[t].parameter != parameter) continue;
+      const torch::Tensor places = torch::searchsorted(rows_[t].ids, ids.flatten());
+      return torch::embedding(rows_[t].values, places.view(ids.sizes()));
+    }
+    return {};
+  }
+  const std::vector<TableIds>& asked() const { return asked_; }  // of the last step
+
+ private:
+  struct Rows {
+    torch::Tensor ids, values;
+  };
+  const Model& model_;
+  std::vector<TableIds> asked_;
+  std::vector<Rows> rows_;  // of each
+};
+
+// Tables are part of the model, or the model is given their rows.
+enum class Tables : std::uint8_t { own, given };
+
+ModelOptions with_tables(ModelOptions sizes, Tables tables) {
+  sizes.tables_elsewhere = tables == Tables::given;
+  return sizes;
+}
+
 // A model on one thread, driven as Replica drives it, with clocks where that has communication.
 class MeasuredModel {
  public:
-  MeasuredModel(const OutlineOptions& options, const ModelOptions& sizes, const Batches& batches)
-      : options_(options), model_(make_model(options.train.model, sizes)), cut_(*model_), batches_(batches) {
+  MeasuredModel(const OutlineOptions& options, const ModelOptions& sizes, const Batches& batches,
+                Tables tables)
+      : options_(options),
+        model_(make_model(options.train.model, with_tables(sizes, tables))),
+        cut_(*model_),
+        batches_(batches),
+        given_(*model_),
+        tables_(tables) {
     std::vector<OptimizerParameter> updated;
     for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
       const Parameter& parameter = model_->parameters()[i];
@@ -58,10 +114,8 @@ class MeasuredModel {
   }
 
   StepTimes step(std::int64_t step);
-  // Rows of a table that have a gradient, after a step.
-  double rows_touched(const Parameter& table) const {
-    return static_cast<double>(table.tensor.grad().ne(0).flatten(1).any(1).sum().item<std::int64_t>());
-  }
+  // What the last step looked up. REQUIRES: tables are given.
+  const std::vector<TableIds>& asked() const { return given_.asked(); }
   const Model& model() const { return *model_; }
 
  private:
@@ -86,6 +140,8 @@ class MeasuredModel {
   std::unique_ptr<Model> model_;
   CutModel cut_;
   const Batches& batches_;
+  FirstRows given_;
+  Tables tables_;
   std::vector<Tensor> tensors_;  // hooks point into it: it never grows
   std::unique_ptr<Optimizer> optimizer_;
 };
@@ -111,7 +167,11 @@ StepTimes MeasuredModel::step(std::int64_t step) {
   for (std::vector<double>* values : {&times.forward, &times.backward, &times.update})
     values->assign(blocks, 0);
   const TokenBatch tokens = batches_.at(step);
-  const StepContext context{.seed = options_.train.seed, .step = step};
+  StepContext context{.seed = options_.train.seed, .step = step};
+  if (tables_ == Tables::given) {  // rows come from others
+    given_.prepare(to_batch(tokens), context);
+    context.tables = &given_;
+  }
   const double began = now();
   const Batch batch = to_batch(tokens);
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, counted(batch)));
@@ -164,10 +224,11 @@ class SideBySide {
   }
 
   // Seconds are of all ranks; tensors and tables of the first.
-  Outline measure(int steps, int warmup);
+  Outline measure();
 
  private:
-  void run_rank(int rank, int steps, int warmup);
+  Outline measure(Tables tables);
+  void run_rank(int rank, Tables tables);
   void describe(const MeasuredModel& measured) WEFT_REQUIRES(mutex_);
   void summarise() WEFT_REQUIRES(mutex_);
 
@@ -185,18 +246,21 @@ void SideBySide::describe(const MeasuredModel& measured) {
   const ModelShape& shape = measured.model().shape();
   out_ = outline_of(shape, options_.sequences * sequence_length(options_.train));
   out_.side_by_side = options_.side_by_side;
-  for (OutlineTable& table : out_.tables) {
-    for (const Parameter& parameter : measured.model().parameters()) {
-      if (parameter.name == table.name) table.rows_per_step = measured.rows_touched(parameter);
-    }
+  for (const TableIds& lookup : measured.asked()) {
+    const std::string& name = shape.parameters[static_cast<std::size_t>(lookup.parameter)].name;
+    const auto table = std::ranges::find(out_.tables, name, &OutlineTable::name);
+    const torch::Tensor ids = lookup.ids.contiguous();
+    describe_lookups(*table, {ids.data_ptr<std::int64_t>(), static_cast<std::size_t>(ids.numel())},
+                     lookup.shared);
   }
 }
 
-void SideBySide::run_rank(int rank, int steps, int warmup) {
+void SideBySide::run_rank(int rank, Tables tables) {
+  const int warmup = options_.warmup, steps = options_.steps;
   std::vector<StepTimes> times;
   try {
     at::set_num_threads(options_.train.threads);
-    MeasuredModel measured(options_, sizes_, batches_[static_cast<std::size_t>(rank)]);
+    MeasuredModel measured(options_, sizes_, batches_[static_cast<std::size_t>(rank)], tables);
     for (int step = 0; step < warmup + steps; ++step) {
       barrier_.arrive_and_wait();
       StepTimes taken = measured.step(step);
@@ -225,11 +289,15 @@ void SideBySide::summarise() {
   set_seconds(out_, with_numbers(times_.front().front(), mean));
 }
 
-Outline SideBySide::measure(int steps, int warmup) {
+Outline SideBySide::measure(Tables tables) {
+  {
+    const Lock lock(mutex_);
+    times_.clear();
+  }
   at::set_num_threads(options_.train.threads);  // for threads that are not there yet
   std::vector<std::thread> threads;
   for (int r = 0; r < options_.side_by_side; ++r)
-    threads.emplace_back([this, r, steps, warmup] { run_rank(r, steps, warmup); });
+    threads.emplace_back([this, r, tables] { run_rank(r, tables); });
   for (std::thread& thread : threads) thread.join();
   const Lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
@@ -237,10 +305,26 @@ Outline SideBySide::measure(int steps, int warmup) {
   return out_;
 }
 
+// What the steps of a model with its own tables take longer is theirs.
+Outline SideBySide::measure() {
+  Outline out = measure(Tables::given);
+  if (out.tables.empty()) return out;
+  const Outline own = measure(Tables::own);
+  for (OutlineTable& table : out.tables) {
+    const auto tensor = std::ranges::find(out.tensors, table.name, &OutlineTensor::name);
+    const auto b = static_cast<std::size_t>(tensor->block);
+    const auto more = [&](double OutlineBlock::* seconds) {
+      return std::max(0.0, own.blocks[b].*seconds - out.blocks[b].*seconds);
+    };
+    table.dense_forward_seconds = more(&OutlineBlock::forward_seconds);
+    table.dense_backward_seconds = more(&OutlineBlock::backward_seconds);
+    table.dense_update_seconds = more(&OutlineBlock::update_seconds);
+  }
+  return out;
+}
+
 }  // namespace
 
-Outline measure_outline(const OutlineOptions& options) {
-  return SideBySide(options).measure(options.steps, options.warmup);
-}
+Outline measure_outline(const OutlineOptions& options) { return SideBySide(options).measure(); }
 
 }  // namespace weft

@@ -11,15 +11,17 @@
 
 #include "base/identity.h"
 #include "base/names.h"
-#include "data_parallel/data_parallel.h"
 #include "patterns/blocks.h"
 #include "state/optimizer.h"
 #include "state/registry.h"
 #include "step/run_step.h"
 #include "weft/error.h"
 #include "weft_torch/train/cut_model.h"
+#include "weft_torch/train/held_tables.h"
+#include "weft_torch/train/snapshot.h"
 #include "weft_torch/train/staging.h"
 #include "weft_torch/train/torch_optimizer.h"
+#include "workload/job_strategies.h"
 #include "workload/train_options.h"
 
 namespace weft {
@@ -48,6 +50,7 @@ void check(const ReplicaOptions& o) {
 ReplicaOptions replica_options(const TrainOptions& o) {
   ReplicaOptions out;
   out.parallel = data_parallel_options(o);
+  out.tables = o.tables;
   out.optimizer = optimizer_options(o);
   out.optimizer_from = o.optimizer_from;
   out.clip_norm = o.clip_local ? 0 : o.clip_norm;
@@ -60,10 +63,7 @@ std::vector<Batch> micro_batches_of(const Batch& whole, int count) {
   const Blocks cuts(count, sequences(whole));
   std::vector<Batch> out;
   for (int m = 0; m < count; ++m) {
-    const std::int64_t begin = cuts.begin(m), end = cuts.begin(m + 1);
-    out.push_back({.tokens = whole.tokens.slice(0, begin, end),
-                   .targets = whole.targets.slice(0, begin, end),
-                   .first_sequence = whole.first_sequence + begin});
+    out.push_back(part_of(whole, cuts.begin(m), cuts.begin(m + 1)));
   }
   return out;
 }
@@ -76,21 +76,27 @@ class Replica::Core final : private Driver {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, std::int64_t next);
+  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, const Batch* next);
   StepOutcome settle();
   void abandon(std::exception_ptr cause) noexcept;
   void set_density(double density);
-  void set_lr(double lr);
+  void set_lr(double lr) {
+    OptimizerOptions with = options_.optimizer;
+    with.lr = lr;
+    validate(with);
+    lr_ = lr;
+  }
   void watch(Watch watch) { watch_ = std::move(watch); }
-  StateRegistry& registry() { return strategies_->state(); }
-  DataParallel& parallel() { return *parallel_; }
-  Strategies& strategies() { return *strategies_; }
+  std::vector<torch::Tensor> values();
+  StateRegistry& registry() { return job_->all().state(); }
+  JobStrategies& job() { return *job_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
  private:
   class Hook;
   struct Mine {  // a parameter that is trained
     Parameter parameter;
+    int place = 0;  // among the parameters that are trained, tables included
     int block = 0;
     Piece ready;             // behind which its gradient is complete, in a step of one micro-batch
     torch::Tensor gradient;  // dense, its place never changes
@@ -103,8 +109,10 @@ class Replica::Core final : private Driver {
   Task<void> wait(Ticket ticket) override;
 
   ModelShape add_parameters();
-  void add_strategies(Engine& engine, const Comm& comm, ModelShape trained);
+  void add_strategies(Engine& engine, const Comm& comm, const ModelShape& trained);
   void make_optimizer();
+  void add_state();
+  void batch_known(std::span<const Batch> batches, const StepContext& context);
   void forward(const Piece& piece);
   void backward(const Piece& piece);
   bool is_ready_behind(const Mine& mine, const Piece& piece) const;
@@ -120,8 +128,9 @@ class Replica::Core final : private Driver {
   ReplicaOptions options_;
   CutModel cut_;
   std::vector<Mine> parameters_;
-  std::unique_ptr<Strategies> strategies_;
-  DataParallel* parallel_ = nullptr;  // one of them
+  std::unique_ptr<JobStrategies> job_;
+  Strategies* strategies_ = nullptr;  // of the job
+  std::unique_ptr<HeldTables> tables_;
   std::unique_ptr<Walker> walker_;
   std::unique_ptr<Optimizer> optimizer_;             // of weft, or
   std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
@@ -129,9 +138,10 @@ class Replica::Core final : private Driver {
   Watch watch_;
   bool wide_ = false;  // float64
   int micro_batches_ = 0;
-  Piece piece_;                    // that is computed
-  std::int64_t next_tokens_ = 0;   // of the batch that comes next
-  std::optional<double> density_;  // to be set when no step is under way
+  Piece piece_;  // that is computed
+  StepContext context_;
+  const Batch* next_ = nullptr;         // that comes next
+  std::optional<double> density_, lr_;  // to be set when the step before is over
   StepOutcome outcome_;
   std::int64_t skipped_steps_ = 0;
 };
@@ -152,6 +162,7 @@ Replica::Core::Core(Engine& engine, const Comm& comm, Model& model, const Replic
   check(options);
   add_strategies(engine, comm, add_parameters());
   make_optimizer();
+  add_state();
   Driver& driver = *this;
   walker_ = std::make_unique<Walker>(driver, *strategies_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -160,49 +171,48 @@ Replica::Core::Core(Engine& engine, const Comm& comm, Model& model, const Replic
   }
 }
 
+// Of the model with what is trained of it. Tables that are held elsewhere are none of `parameters_`.
 ModelShape Replica::Core::add_parameters() {
   std::vector<bool> is_trained;
   for (const Parameter& parameter : model_.parameters()) {
+    is_trained.push_back(parameter.tensor.requires_grad());
+    if (parameter.tensor.requires_grad()) wide_ = parameter.tensor.scalar_type() == torch::kFloat64;
+  }
+  ModelShape trained = model_.shape().trained(is_trained);
+  const std::vector<bool> held = held_tables(trained, options_.tables);
+  int place = 0;
+  for (const Parameter& parameter : model_.parameters()) {
     torch::Tensor tensor = parameter.tensor;
-    is_trained.push_back(tensor.requires_grad());
     if (!tensor.requires_grad()) continue;
+    const int at = place++;
+    if (held[static_cast<std::size_t>(at)]) continue;
     if (!tensor.is_contiguous()) throw UsageError("'" + parameter.name + "' is not contiguous");
-    wide_ = tensor.scalar_type() == torch::kFloat64;
-    Mine mine{.parameter = parameter};
+    Mine mine{.parameter = parameter, .place = at};
+    mine.ready = trained.ready_after(at, 1);
+    mine.block = mine.ready.block;
     mine.gradient = torch::zeros_like(tensor);  // stays: gradients are added in place
     mine.host = tensor.is_cpu() ? mine.gradient : pinned_like(tensor);
     tensor.mutable_grad() = mine.gradient;
     parameters_.push_back(std::move(mine));
   }
   if (parameters_.empty()) throw UsageError("the model has no parameter that is trained");
-  ModelShape trained = model_.shape().trained(is_trained);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].ready = trained.ready_after(static_cast<int>(i), 1);
-    parameters_[i].block = parameters_[i].ready.block;
-  }
   return trained;
 }
 
-void Replica::Core::add_strategies(Engine& engine, const Comm& comm, ModelShape trained) {
-  std::vector<ParameterInfo> plan;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterShape& shape = trained.parameters[i];
-    plan.push_back(
-        {.name = shape.name, .count = shape.count(), .use = parameters_[i].block, .rows = shape.rows()});
-  }
-  StepOptions step;
-  step.clip_norm = options_.clip_norm;
-  step.skip_not_finite = options_.skip_not_finite;
-  step.lookahead = options_.lookahead;
-  step.compared = mix(options_.compared ^
-                      mix(hash_of(options_.optimizer) ^ (options_.optimizer_from == "torch" ? 1U : 0U)));
-  strategies_ = std::make_unique<Strategies>(engine, comm, std::move(trained), step);
-  options_.parallel.dtype = wide_ ? DType::float64 : DType::float32;
-  options_.parallel.divisor = 0;
-  options_.parallel.first_slot = strategies_->next_slot(comm);
-  parallel_ = &strategies_->add(
-      std::make_unique<DataParallel>(engine, comm, std::move(plan), options_.parallel, &registry()));
-  strategies_->install();
+void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const ModelShape& trained) {
+  JobOptions job{.parallel = options_.parallel,
+                 .tables = options_.tables,
+                 .optimizer = options_.optimizer,
+                 .dtype = wide_ ? DType::float64 : DType::float32,
+                 .step = {}};
+  job.step.clip_norm = options_.clip_norm;
+  job.step.skip_not_finite = options_.skip_not_finite;
+  job.step.lookahead = options_.lookahead;
+  job.step.compared = mix(options_.compared ^
+                          mix(hash_of(options_.optimizer) ^ (options_.optimizer_from == "torch" ? 1U : 0U)));
+  job_ = std::make_unique<JobStrategies>(engine, comm, trained, job);
+  strategies_ = &job_->all();
+  tables_ = std::make_unique<HeldTables>(model_, *job_);
 }
 
 void Replica::Core::make_optimizer() {
@@ -213,15 +223,11 @@ void Replica::Core::make_optimizer() {
     const torch::Tensor& tensor = mine.parameter.tensor;
     updated.push_back({.name = mine.parameter.name,
                        .count = tensor.numel(),
-                       .dtype = options_.parallel.dtype,
+                       .dtype = wide_ ? DType::float64 : DType::float32,
                        .shard = Shard::whole(tensor.sizes().vec())});
     trained.push_back(mine.parameter);
     on_device = on_device || !tensor.is_cpu();
   }
-  const auto rows = [this, peers = Peers{strategies_->world().rank(), strategies_->world().size()}] {
-    return torch_optimizer_ ? torch_optimizer_->rows(peers) : optimizer_->rows(peers);
-  };
-  registry().add(std::string(kOptimizerOwner), {.rows = rows, .missing = {}, .commit = {}, .roll_back = {}});
   if (options_.optimizer_from == "torch") {
     torch_optimizer_ = std::make_unique<TorchOptimizer>(options_.optimizer, trained);
     return;
@@ -231,29 +237,56 @@ void Replica::Core::make_optimizer() {
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, updated);
 }
 
+// Parameters and what the optimizers keep of them: of this rank's part of the tables, too.
+void Replica::Core::add_state() {
+  const Peers peers{strategies_->world().rank(), strategies_->world().size()};
+  const auto add = [this](std::string_view owner, std::function<std::vector<LiveRow>()> rows) {
+    registry().add(std::string(owner),
+                   {.rows = std::move(rows), .missing = {}, .commit = {}, .roll_back = {}});
+  };
+  add(kModelOwner, [this, peers] {
+    std::vector<LiveRow> out = model_rows(model_, peers);
+    std::erase_if(out, [this](const LiveRow& row) { return tables_->holds(row.row.key.name); });
+    if (job_->hybrid() == nullptr) return out;
+    for (LiveRow& row : job_->hybrid()->value_rows(kModelOwner, kModelValue, peers))
+      out.push_back(std::move(row));
+    return out;
+  });
+  add(kOptimizerOwner, [this, peers] {
+    std::vector<LiveRow> out = torch_optimizer_ ? torch_optimizer_->rows(peers) : optimizer_->rows(peers);
+    job_->add_optimizer_rows(out, peers);
+    return out;
+  });
+}
+
 Replica::Core::~Core() {
   for (Mine& mine : parameters_)
     torch::autograd::impl::set_post_acc_grad_hooks(mine.parameter.tensor, nullptr);
 }
 
 StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const StepContext& context,
-                                std::int64_t next) {
+                                const Batch* next) {
   if (micro_batches.empty()) throw UsageError("a step has at least one micro-batch, if an empty one");
   outcome_ = {};
   micro_batches_ = static_cast<int>(micro_batches.size());
-  next_tokens_ = next;
+  next_ = next;
+  context_ = context;
+  context_.tables = tables_.get();
   strategies_->number_step(context.step);
-  if (!options_.lookahead || !strategies_->under_way()) {
-    std::int64_t mine = 0;
-    for (const Batch& batch : micro_batches) mine += counted(batch);
-    strategies_->batch_known({.tokens = mine});
-  }
+  if (!options_.lookahead || !strategies_->under_way()) batch_known(micro_batches, context_);
   for (Mine& parameter : parameters_) parameter.seen = parameter.handed = false;
-  cut_.begin(micro_batches, context);
+  cut_.begin(micro_batches, context_);
   walker_->walk(strategies_->next_table(micro_batches_));
   outcome_.last_loss = strategies_->last_loss();
   outcome_.tokens = static_cast<std::int64_t>(strategies_->tokens());
   return outcome_;
+}
+
+void Replica::Core::batch_known(std::span<const Batch> batches, const StepContext& context) {
+  std::int64_t tokens = 0;
+  for (const Batch& batch : batches) tokens += counted(batch);
+  const std::vector<BatchInfo::Lookup> lookups = tables_->lookups(batches, context);
+  strategies_->batch_known({.tokens = tokens, .lookups = lookups});
 }
 
 StepOutcome Replica::Core::settle() {
@@ -271,7 +304,7 @@ void Replica::Core::abandon(std::exception_ptr cause) noexcept {
 
 void Replica::Core::set_density(double density) {
   density_ = density;
-  if (!strategies_->under_way()) parallel_->set_density(*std::exchange(density_, std::nullopt));
+  if (!strategies_->under_way()) job_->parallel().set_density(*std::exchange(density_, std::nullopt));
 }
 
 // ---- what the walker asks for ----
@@ -300,6 +333,7 @@ Task<void> Replica::Core::wait(Ticket ticket) {
 }
 
 void Replica::Core::forward(const Piece& piece) {
+  tables_->before_forward(piece);
   cut_.forward(piece);
   const std::vector<BlockShape>& blocks = model_.shape().blocks;
   const bool last = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
@@ -307,7 +341,10 @@ void Replica::Core::forward(const Piece& piece) {
                     piece.micro_batch + 1 == micro_batches_;
   if (!last) return;
   strategies_->loss_known(cut_.loss_sum());
-  if (options_.lookahead) strategies_->batch_known({.tokens = next_tokens_});
+  if (!options_.lookahead) return;
+  StepContext following = context_;
+  ++following.step;
+  batch_known(next_ == nullptr ? std::span<const Batch>() : std::span(next_, 1), following);
 }
 
 bool Replica::Core::is_ready_behind(const Mine& mine, const Piece& piece) const {
@@ -329,19 +366,26 @@ void Replica::Core::backward(const Piece& piece) {
     const Mine& mine = parameters_[i];
     if (mine.seen && !mine.handed && is_ready_behind(mine, piece)) send(static_cast<int>(i));
   }
+  if (piece.micro_batch + 1 == micro_batches_) tables_->after_backward(piece);
   // And what is still on its way from a GPU.
   if (piece == Piece{Work::backward, 0, 0, micro_batches_ - 1})
     staging_.hand_over(true, [this](int i) { hand_over(i); });
 }
 
-// Of the step before.
+// Of the step before, all of whose updates are done.
 void Replica::Core::take_result() {
-  if (density_) parallel_->set_density(*std::exchange(density_, std::nullopt));
+  if (density_) job_->parallel().set_density(*std::exchange(density_, std::nullopt));
+  if (lr_) {
+    const double lr = *std::exchange(lr_, std::nullopt);
+    if (torch_optimizer_) torch_optimizer_->set_lr(lr);
+    if (optimizer_) optimizer_->set_lr(lr);
+    job_->set_lr(lr);
+  }
   const std::optional<StepResult>& result = strategies_->result();
   if (!result) return;
   outcome_.gradient_norm =
-      options_.parallel.clip_local > 0 ? parallel_->local_norm() : strategies_->gradient_norm();
-  outcome_.sent_bytes = parallel_->sent_bytes();
+      options_.parallel.clip_local > 0 ? job_->parallel().local_norm() : strategies_->gradient_norm();
+  outcome_.sent_bytes = job_->take_sent_bytes();
   if (result->committed) return;
   outcome_.skipped = result->text;
   ++skipped_steps_;
@@ -371,11 +415,11 @@ void Replica::Core::send(int index) {
 }
 
 void Replica::Core::hand_over(int index) {
-  const torch::Tensor& host = parameters_[static_cast<std::size_t>(index)].host;
+  const Mine& mine = parameters_[static_cast<std::size_t>(index)];
   if (wide_)
-    strategies_->gradient_ready(index, std::span<const double>(span_of<double>(host)));
+    strategies_->gradient_ready(mine.place, std::span<const double>(span_of<double>(mine.host)));
   else
-    strategies_->gradient_ready(index, std::span<const float>(span_of<float>(host)));
+    strategies_->gradient_ready(mine.place, std::span<const float>(span_of<float>(mine.host)));
 }
 
 void Replica::Core::update_block(int block) {
@@ -387,9 +431,9 @@ void Replica::Core::update_block(int block) {
 void Replica::Core::fetch(int index) {
   const Mine& mine = parameters_[static_cast<std::size_t>(index)];
   if (wide_)
-    strategies_->result_of(index, span_of<double>(mine.host));
+    strategies_->result_of(mine.place, span_of<double>(mine.host));
   else
-    strategies_->result_of(index, span_of<float>(mine.host));
+    strategies_->result_of(mine.place, span_of<float>(mine.host));
   // (The next gradient comes down behind it on the same stream, so the host memory is free again by then.)
   if (!mine.gradient.is_cpu()) mine.gradient.copy_(mine.host, /*non_blocking=*/true);
 }
@@ -402,7 +446,7 @@ void Replica::Core::update(int index) {
   torch::Tensor& gradient = mine.gradient;
   const std::optional<StepResult>& result = strategies_->result();
   const bool left_out = result && !result->committed;
-  if (!left_out && strategies_->used(index)) {
+  if (!left_out && strategies_->used(mine.place)) {
     fetch(index);
     const double scale = strategies_->update_scale();
     if (scale != 1) gradient.mul_(scale);
@@ -419,11 +463,13 @@ void Replica::Core::update(int index) {
   gradient.zero_();
 }
 
-void Replica::Core::set_lr(double lr) {
-  if (torch_optimizer_)
-    torch_optimizer_->set_lr(lr);
-  else
-    optimizer_->set_lr(lr);
+std::vector<torch::Tensor> Replica::Core::values() {
+  std::vector<torch::Tensor> out;
+  for (const Parameter& parameter : model_.parameters()) {
+    out.push_back(tables_->holds(parameter.name) ? tables_->whole(parameter.name)
+                                                 : parameter.tensor.detach().clone());
+  }
+  return out;
 }
 
 // ---- the handle ----
@@ -433,7 +479,7 @@ Replica::Replica(Engine& engine, const Comm& comm, Model& model, const ReplicaOp
 Replica::~Replica() = default;
 
 StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContext& context,
-                          std::int64_t next) {
+                          const Batch* next) {
   return core_->step(micro_batches, context, next);
 }
 StepOutcome Replica::settle() { return core_->settle(); }
@@ -442,8 +488,10 @@ void Replica::set_density(double density) { core_->set_density(density); }
 void Replica::set_lr(double lr) { core_->set_lr(lr); }
 void Replica::watch(Watch watch) { core_->watch(std::move(watch)); }
 StateRegistry& Replica::registry() { return core_->registry(); }
-DataParallel& Replica::parallel() { return core_->parallel(); }
-Strategies& Replica::strategies() { return core_->strategies(); }
+std::vector<torch::Tensor> Replica::values() { return core_->values(); }
+JobStrategies& Replica::job() { return core_->job(); }
+DataParallel& Replica::parallel() { return core_->job().parallel(); }
+Strategies& Replica::strategies() { return core_->job().all(); }
 std::int64_t Replica::skipped_steps() const { return core_->skipped_steps(); }
 
 }  // namespace weft

@@ -21,6 +21,10 @@
 // A sparse gradient (of an embedding) is added into the parameter's dense one as it comes. Parameters on a
 // GPU are staged through pinned memory and updated by torch's optimizers, on the GPU.
 //
+// Tables that a hybrid embedding has (options.tables) are not the model's any more: each rank holds its
+// columns, in host memory, and a step reads the rows that it needs. What the model held of them is taken over
+// and given free.
+//
 // Thread: one, that of the rank (where there is a GPU, torch calls back on a thread of its own while backward
 // waits for it). The engine's thread never touches a tensor's own memory but to read
 // gradients.
@@ -38,11 +42,13 @@
 #include "weft/engine.h"
 #include "weft/train/optimizer_options.h"
 #include "weft/train/scheme_options.h"
+#include "weft/train/tables_options.h"
 #include "weft_torch/models/model.h"
 
 namespace weft {
 
 class DataParallel;
+class JobStrategies;
 class Strategies;
 class StateRegistry;
 struct TrainOptions;
@@ -50,9 +56,10 @@ struct TrainOptions;
 struct ReplicaOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
-  OptimizerOptions optimizer = default_options("adamw");
-  std::string optimizer_from = "weft";  // or "torch": its own, with the same options
-  double clip_norm = 0;                 // of the averaged gradient of all parameters; 0: none
+  TablesOptions tables;
+  OptimizerOptions optimizer = default_options("adamw");  // of rows of tables too: validate_rows()
+  std::string optimizer_from = "weft";                    // or "torch": its own, with the same options
+  double clip_norm = 0;          // of the averaged gradient of all parameters; 0: none
   bool skip_not_finite = false;  // leave such a step out on all ranks, with its residuals; else an Error
   std::uint64_t compared = 0;    // of whatever else the caller's results depend on
   // affects speed only
@@ -69,7 +76,7 @@ struct StepOutcome {
   // Of the step before:
   std::string skipped;           // it was left out: why
   double gradient_norm = 0;      // where it is clipped; locally: of this rank's share, before that
-  std::uint64_t sent_bytes = 0;  // payload of this rank's gradients
+  std::uint64_t sent_bytes = 0;  // payload of this rank's gradients and tables
 };
 
 // A batch in `count` parts, for as many micro-batches.
@@ -77,7 +84,8 @@ std::vector<Batch> micro_batches_of(const Batch& whole, int count);
 
 class Replica {
  public:
-  // The averaged gradient of a parameter, just before it is updated; may be changed.
+  // The averaged gradient of a parameter, just before it is updated; may be changed. None of a table that is
+  // held elsewhere.
   using Watch = std::function<void(const Parameter& parameter, torch::Tensor& gradient)>;
 
   // Throws UsageError. `model` outlives it and gets gradients that stay in place; frozen parameters (without
@@ -88,9 +96,10 @@ class Replica {
   Replica& operator=(const Replica&) = delete;
 
   // Forward and backward of all micro-batches (at least one, which may be empty); gradients of the last one's
-  // backward go out as they come. `next`: with lookahead, the counted tokens of this rank in the next step, 0
-  // where there is none.
-  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, std::int64_t next = 0);
+  // backward go out as they come. `next`: with lookahead, this rank's batch of the next step, which has the
+  // number behind this one's; null where there is none. What tables hold is asked for in forward.
+  StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context,
+                   const Batch* next = nullptr);
   // Waits for what is under way and updates every parameter. Of its outcome, what is said of the step before.
   StepOutcome settle();
   // Ends what is under way because of `cause`, here and on the peers, and waits until nothing uses the
@@ -99,12 +108,17 @@ class Replica {
   // Of the next step and those behind it.
   void set_density(double density);
 
-  // Of the next update and those behind it.
+  // Of the gradients of the next step and those behind it.
   void set_lr(double lr);
   void watch(Watch watch);
 
-  // What lives between steps, of data parallelism and of the optimizer. To be saved or loaded when settled.
+  // Copies of all parameters, in the order of the model's, tables included. All ranks call it, when settled.
+  std::vector<torch::Tensor> values();
+
+  // What lives between steps: of the model, of the strategies and of the optimizer. To be saved or loaded when
+  // settled.
   StateRegistry& registry();
+  JobStrategies& job();
   DataParallel& parallel();
   Strategies& strategies();
   std::int64_t skipped_steps() const;

@@ -15,7 +15,9 @@ DType dtype_of(const torch::Tensor& tensor) {
   return tensor.scalar_type() == torch::kFloat64 ? DType::float64 : DType::float32;
 }
 
-StateKey key_of(const Parameter& parameter) { return {std::string(kModelOwner), "value", parameter.name}; }
+StateKey key_of(const Parameter& parameter) {
+  return {std::string(kModelOwner), std::string(kModelValue), parameter.name};
+}
 
 }  // namespace
 
@@ -59,14 +61,16 @@ void check_model(const Model& model, const Checkpoint& checkpoint) {
     if (each.row.key.owner == kModelOwner) saved[each.row.key] = &each.row;
   }
   const std::vector<Parameter> parameters = model.parameters();
-  for (const Parameter& p : parameters) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    const std::vector<std::int64_t>& dims = model.shape().parameters[i].dims;
     const auto found = saved.find(key_of(p));
     if (found == saved.end()) refuse("it has no '" + p.name + "'");
     const StateRow& from = *found->second;
-    if (from.shard.shape != p.tensor.sizes().vec() || from.dtype != dtype_of(p.tensor)) {
+    if (from.shard.shape != dims || from.dtype != dtype_of(p.tensor)) {
       refuse("its '" + p.name + "' is " + std::string(name_of(from.dtype)) + " " +
              text_of(Shard::whole(from.shard.shape)) + ", not " + std::string(name_of(dtype_of(p.tensor))) +
-             " " + text_of(Shard::whole(p.tensor.sizes().vec())));
+             " " + text_of(Shard::whole(dims)));
     }
   }
   if (saved.size() != parameters.size()) {

@@ -9,7 +9,7 @@
 
 namespace weft {
 
-inline constexpr std::string_view kModelOwner = "model";
+inline constexpr std::string_view kModelOwner = "model", kModelValue = "value";
 
 // Their values. They are replicated on `peers`; the model outlives the rows.
 std::vector<LiveRow> model_rows(const Model& model, const Peers& peers);

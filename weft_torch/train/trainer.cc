@@ -13,8 +13,7 @@
 
 #include "data/open.h"
 #include "data/prefetch.h"
-#include "data_parallel/data_parallel.h"
-#include "data_parallel/formula.h"
+#include "embedding/ways.h"
 #include "measure/summary.h"
 #include "state/checkpoint.h"
 #include "state/optimizer.h"
@@ -25,7 +24,9 @@
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/replica.h"
 #include "weft_torch/train/snapshot.h"
+#include "workload/job_strategies.h"
 #include "workload/outline.h"
+#include "workload/table_draws.h"
 #include "workload/train_options.h"
 
 namespace weft {
@@ -91,9 +92,9 @@ class Trainer {
   void complete(const StepOutcome& outcome);
   void save(std::int64_t steps_done);
   void keep_times(const StepTimes& times);
+  void keep_lookups(const Batch& batch, const StepContext& context);
   std::shared_ptr<const Outline> own_outline();
   TrainSummary summary();
-  Peers peers() const { return {world_.rank(), world_.size()}; }
 
   World& world_;
   const TrainOptions& options_;
@@ -113,8 +114,9 @@ class Trainer {
   std::vector<double> seconds_, waited_, bytes_;  // of each step
   double tokens_ = 0;
   Figures figures_;
-  std::int64_t walked_ = 0;      // steps, in this process
-  std::deque<StepTimes> times_;  // of the last steady ones; as many on all ranks
+  std::int64_t walked_ = 0;                  // steps, in this process
+  std::deque<StepTimes> times_;              // of the last steady ones; as many on all ranks
+  std::map<std::string, TableIds> lookups_;  // of this rank's first step, by table
 };
 
 void Trainer::open() {
@@ -127,16 +129,14 @@ void Trainer::open() {
     if (!opened.note.empty()) start.notes.push_back(opened.note);
   }
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
-  model_ = make_model(options_.model, model_sizes(options_, *source));
+  ModelOptions sizes = model_sizes(options_, *source);
+  sizes.tables_elsewhere = find_table_way(options_.tables.way).kind == TableWay::Kind::hybrid;
+  model_ = make_model(options_.model, sizes);
   figures_ = figures_of(world_);
   world_.plan_by(options_.planned_link);
   ReplicaOptions replica = replica_options(options_);
   replica.lookahead = true;
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);
-  replica_->registry().add(std::string(kModelOwner), {.rows = [this] { return model_rows(*model_, peers()); },
-                                                      .missing = {},
-                                                      .commit = {},
-                                                      .roll_back = {}});
   resume(start);
   batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
   start.first_step = first_step_;
@@ -173,7 +173,8 @@ void Trainer::load(std::int64_t step) {
   LoadOptions load{.owners = {std::string(kModelOwner)}, .elsewhere = {}};
   if (!run_.forget_optimizer) load.owners.emplace_back(kOptimizerOwner);
   if (!run_.forget_residuals) {
-    load.owners.emplace_back(replica_->parallel().name());
+    const std::vector<std::string> owners = replica_->job().owners();
+    load.owners.insert(load.owners.end(), owners.begin(), owners.end());
     load.owners.emplace_back(StateRegistry::kOwner);
   }
   replica_->registry().load(checkpoint, load);
@@ -187,13 +188,14 @@ std::vector<Batch> Trainer::micro_batches() {
 void Trainer::one_step(std::int64_t step) {
   if (!open_record_) began_ = now();  // else it began when the last one ended
   replica_->set_density(density_at(options_, step));
+  replica_->set_lr(lr_at(options_, step));
   const StepContext context{.seed = options_.seed, .step = step};
   const std::vector<Batch> batches = micro_batches();
   const bool last = step + 1 == options_.steps;
-  const StepOutcome outcome = replica_->step(batches, context, last ? 0 : counted(batches_->next()));
+  const Batch next = last ? Batch{} : to_batch(batches_->next());
+  if (step == first_step_) keep_lookups(to_batch(batches_->current()), context);
+  const StepOutcome outcome = replica_->step(batches, context, last ? nullptr : &next);
   keep_times(replica_->strategies().times());
-  // The update of this step comes with the next forward, that of the step before is done.
-  replica_->set_lr(lr_at(options_, step));
   if (open_record_) complete(outcome);
   StepRecord record;
   record.step = step;
@@ -273,15 +275,31 @@ void Trainer::keep_times(const StepTimes& times) {
   times_.push_back(times);
 }
 
+// What a step looks up in tables, for the outline.
+void Trainer::keep_lookups(const Batch& batch, const StepContext& context) {
+  if (!model_->options().tables_elsewhere || sequences(batch) == 0) return;
+  for (TableIds& lookup : model_->lookups(batch, context)) {
+    lookup.ids = lookup.ids.contiguous();
+    lookups_[model_->parameters()[static_cast<std::size_t>(lookup.parameter)].name] = lookup;
+  }
+}
+
 // What the blocks of this run took, on the mean of the ranks.
 std::shared_ptr<const Outline> Trainer::own_outline() {
   if (times_.empty()) return nullptr;
   std::vector<double> mean = numbers_of(median_of(std::vector(times_.begin(), times_.end())));
   world_.all_reduce(Dense(std::span(mean)));
   for (double& value : mean) value /= world_.size();
-  const double tokens = tokens_ / static_cast<double>(summary_.steps * world_.size());
-  Outline out = outline_of(replica_->strategies().shape(), std::max<std::int64_t>(1, std::llround(tokens)));
+  const std::int64_t tokens = options_.global_batch * sequence_length(options_) / world_.size();
+  Outline out = outline_of(replica_->strategies().shape(), std::max<std::int64_t>(1, tokens));
   out.side_by_side = world_.size();
+  for (const auto& [name, lookup] : lookups_) {
+    const auto table = std::ranges::find(out.tables, name, &OutlineTable::name);
+    if (table != out.tables.end())
+      describe_lookups(*table,
+                       {lookup.ids.data_ptr<std::int64_t>(), static_cast<std::size_t>(lookup.ids.numel())},
+                       lookup.shared);
+  }
   set_seconds(out, with_numbers(times_.front(), mean));
   return std::make_shared<const Outline>(std::move(out));
 }
@@ -311,8 +329,8 @@ TrainSummary Trainer::summary() {
   summary_.outline = own_outline();
   summary_.link = figures_.cost;
   if (summary_.steps > 0) {
-    summary_.formula_bytes_per_step = static_cast<double>(
-        formula_bytes(replica_->parallel(), world_.size(), options_.planned_link, figures_.micro_op_bytes));
+    summary_.formula_bytes_per_step =
+        static_cast<double>(replica_->job().formula_bytes(options_.planned_link, figures_.micro_op_bytes));
   } else {
     summary_.first_step = first_step_;
   }

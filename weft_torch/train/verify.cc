@@ -66,9 +66,9 @@ struct Pupil {
   }
   void step(const Batch& batch, std::int64_t step) {
     replica->set_density(density_at(options, step));
+    replica->set_lr(lr_at(options, step));
     const StepContext context{.seed = options.seed, .step = step};
     replica->step(micro_batches_of(batch, options.accumulate), context);
-    replica->set_lr(lr_at(options, step));
     loss = replica->settle().last_loss.value_or(0);
   }
 };
@@ -98,14 +98,14 @@ class Verifier {
  private:
   void open();
   void watch();
-  VerifyReport report() const;
+  VerifyReport report();
 
   World& world_;
   const TrainOptions& options_;
   const VerifyRun& run_;
   std::unique_ptr<Batches> batches_;
   std::unique_ptr<Pupil> subject_, shadow_;
-  std::vector<torch::Tensor> start_;               // on rank 0
+  std::vector<torch::Tensor> start_;
   std::map<std::string, torch::Tensor> gradient_;  // of the subject in this step, on rank 0
   std::map<std::string, Squares> squares_;         // of each parameter's gradients, on rank 0
 };
@@ -121,15 +121,14 @@ void Verifier::open() {
   std::iota(everybody.begin(), everybody.end(), 0);
   TrainOptions dense = options_;
   dense.scheme.name = lossless_scheme().name;
+  dense.tables = {};
   subject_ = std::make_unique<Pupil>(world_, world_.comm(), options_, sizes);
   shadow_ = std::make_unique<Pupil>(world_, world_.subgroup(everybody, 1), dense, sizes);
   const std::vector<Parameter> parameters = subject_->model->parameters();
   const auto is_spoilt = [this](const Parameter& p) { return p.name == run_.spoil; };
   if (!run_.spoil.empty() && std::ranges::none_of(parameters, is_spoilt))
     throw UsageError("there is no parameter '" + run_.spoil + "' to spoil");
-  if (world_.rank() == 0) {
-    for (const Parameter& p : parameters) start_.push_back(p.tensor.detach().clone());
-  }
+  start_ = subject_->replica->values();
   watch();
 }
 
@@ -150,11 +149,12 @@ void Verifier::watch() {
   });
 }
 
-VerifyReport Verifier::report() const {
+VerifyReport Verifier::report() {
   VerifyReport out;
   out.steps = options_.steps;
   out.loss = subject_->loss;
   out.shadow_loss = shadow_->loss;
+  const std::vector<torch::Tensor> mine = subject_->replica->values(), others = shadow_->replica->values();
   if (world_.rank() != 0) return out;
   const ModelShape& shape = subject_->model->shape();
   for (int b = 0; b < shape.num_blocks(); ++b) {
@@ -162,17 +162,16 @@ VerifyReport Verifier::report() const {
     std::int64_t elements = 0;
     for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
       if (shape.block_of(static_cast<int>(i)) != b) continue;
-      const Parameter& mine = subject_->model->parameters()[i];
-      const torch::Tensor& other = shadow_->model->parameters()[i].tensor;
-      const auto found = squares_.find(mine.name);
+      const std::string& name = shape.parameters[i].name;
+      const auto found = squares_.find(name);
       Squares sums = found == squares_.end() ? Squares{} : found->second;
-      sums.gap = squares(mine.tensor.detach() - other.detach());
-      sums.value = squares(other);
-      sums.way = squares(other.detach() - start_[i]);
+      sums.gap = squares(mine[i] - others[i]);
+      sums.value = squares(others[i]);
+      sums.way = squares(others[i] - start_[i]);
       Distance distance = distance_of(sums);
       distance.block = shape.blocks[static_cast<std::size_t>(b)].name;
-      distance.name = mine.name;
-      distance.elements = mine.tensor.numel();
+      distance.name = name;
+      distance.elements = shape.parameters[i].count();
       elements += distance.elements;
       out.parameters.push_back(std::move(distance));
       of_block += sums;

@@ -11,6 +11,7 @@
 #include "weft/train/model_options.h"
 #include "weft/train/optimizer_options.h"
 #include "weft/train/scheme_options.h"
+#include "weft/train/tables_options.h"
 
 namespace weft {
 
@@ -28,6 +29,7 @@ struct TrainOptions {
   // Its seed comes from `seed`. Momentum correction is for sgd; schemes that send everything take it as the
   // optimizer's momentum.
   SchemeOptions scheme;
+  TablesOptions tables;
   std::int64_t warmup_steps = 0;  // over which the density falls from kWarmUpDensity; 0: none
   // What the cost model goes by: not what is measured, which differs from run to run, and bits with it.
   LinkCost planned_link{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 0};

@@ -41,10 +41,11 @@ struct SchemeOptions {
   // updates with the results then has no momentum of its own.
   double momentum_correction = 0;
   // Of low rank:
-  int columns = 4;                  // of the factors, at least 1
-  double min_compression = 2;       // matrices that it shrinks by less are sent as they are
-  std::uint64_t seed = 0;           // of the first factors
-  std::string all_reduce = "auto";  // order of additions of its two sums, weft/collective.h
+  int columns = 4;             // of the factors, at least 1
+  double min_compression = 2;  // matrices that it shrinks by less are sent as they are
+  std::uint64_t seed = 0;      // of the first factors
+  // Of low rank and of what is sent whole: the algorithm and so the order of additions, weft/collective.h.
+  std::string all_reduce = "auto";
   // Of all:
   BucketOptions buckets;
   // affects speed only

@@ -23,6 +23,9 @@ struct ParameterShape {
   std::string name;  // unique and stable: state and checkpoints depend on it
   std::vector<std::int64_t> dims;
   bool table = false;  // rows are looked up and nothing else is done with it: few rows get a gradient
+  std::int64_t shared_lookups = 0;  // of a table: ids of a step that are the same on all ranks
+  double rows_per_step = 0;         // of a table: that a rank's batch reads; 0: nobody has said
+  bool tied = false;  // rows are looked up, and it is a matrix of another part as well: every row gets one
 
   std::int64_t count() const {
     std::int64_t product = 1;

@@ -111,7 +111,8 @@ struct SparseCall {
   Deal::Kind blocks = Deal::Kind::dealt;
   ResidualRule residual = ResidualRule::gres;
   int teams = 1;
-  bool recursive = false;  // R-SAG, else B-SAG
+  bool recursive = false;                // R-SAG, else B-SAG
+  std::string_view all_reduce = "auto";  // of the dense rows
   int threads = 1;
 
   StagedStep step() const { return {gradient, work->residual, work->staged}; }
@@ -172,8 +173,9 @@ struct SparseShape {
   wire::SparseCodec codec = wire::SparseCodec::coo;
   double entry_bytes = 0;  // measured; 0: by the codec's formula
   double overlap = 1;      // of B-SAG's lists (TeamFigures); 1: its bound
-  // By which the dense rows choose their algorithm.
+  // By which the dense rows choose their algorithm, unless it is named.
   LinkCost link{};
+  std::string_view all_reduce = "auto";
   std::size_t micro_op_bytes = std::size_t{1} << 20;
 };
 

@@ -1,6 +1,6 @@
 // The dense all-reduce as rows of this table, so that everything is compared by one measure.
 //   Step 1  sum = gradient + residual; dense-bf16 rounds it to bfloat16 and keeps the error as residual
-//   Step 2  all-reduce by the algorithm that the link's cost predicts to be fastest
+//   Step 2  all-reduce by the algorithm that the link's cost predicts to be fastest, or that was asked for
 // Rounds and bytes: those of that algorithm; long vectors 2 n (P-1)/P elements of 4 or 2 bytes. Any size.
 //
 // `k`, codec and residual rule change nothing: nothing is dropped. dense loses only the rounding of float32
@@ -41,7 +41,8 @@ Task<void> reduce(Comm comm, SparseCall call, Dense data) {
                     .count = data.count,
                     .element_bytes = size_of(data.dtype),
                     .micro_op_bytes = comm.micro_op_bytes()};
-  AllReduceRun* const run = std::get<AllReduceRun*>(choose(Family::all_reduce, shape, comm.cost()).run);
+  const Algorithm& row = pick(Family::all_reduce, call.all_reduce, shape, comm.cost());
+  AllReduceRun* const run = std::get<AllReduceRun*>(row.run);
   const std::uint64_t before = comm.bytes_sent();
   co_await run(comm, data, Reduction::sum, comm.micro_op_bytes());
   const std::uint64_t bytes = comm.bytes_sent() - before;

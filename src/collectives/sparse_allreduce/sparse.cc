@@ -89,6 +89,7 @@ SparseCall checked(const Comm& comm, std::span<const float> gradient, SparseStat
   call.codec = wire::sparse_codec_of(options.codec);
   call.blocks = blocks_of(options.blocks);
   call.residual = options.residual;
+  call.all_reduce = options.all_reduce;
   call.threads = options.threads;
   call.kernels = &comm.kernels();
   call.work->stage_controllers();
@@ -117,6 +118,7 @@ void declare(const Comm& comm, const SparseAlgorithm& row, const SparseCall& cal
         static_cast<std::uint64_t>(call.work->team_figures.operations)}) {
     agreed = mix(agreed ^ part);
   }
+  for (const char c : call.all_reduce) agreed = mix(agreed ^ static_cast<unsigned char>(c));
   const auto place = static_cast<std::uint8_t>(&row - sparse_algorithms().data());
   const wire::Fingerprint fingerprint{.family = static_cast<std::uint8_t>(Family::sparse_all_reduce),
                                       .algorithm = place,

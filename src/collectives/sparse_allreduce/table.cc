@@ -111,12 +111,13 @@ Shape dense_shape(const SparseShape& s, std::size_t element_bytes) {
 template <std::size_t element_bytes>
 std::int64_t dense_words(const SparseShape& s) {
   const Shape shape = dense_shape(s, element_bytes);
-  return static_cast<std::int64_t>((choose(Family::all_reduce, shape, s.link).bytes(shape) + 3) / 4);
+  return static_cast<std::int64_t>((pick(Family::all_reduce, s.all_reduce, shape, s.link).bytes(shape) + 3) /
+                                   4);
 }
 template <std::size_t element_bytes>
 int dense_rounds(const SparseShape& s) {
   const Shape shape = dense_shape(s, element_bytes);
-  return choose(Family::all_reduce, shape, s.link).rounds(shape);
+  return pick(Family::all_reduce, s.all_reduce, shape, s.link).rounds(shape);
 }
 std::int64_t no_entries(const SparseShape&) { return 0; }
 

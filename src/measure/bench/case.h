@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/registry.h"
+#include "measure/bench/embedding_bench.h"
 #include "measure/bench/sparse_bench.h"
 #include "transports/link_spec.h"
 #include "weft/collective.h"
@@ -19,7 +20,7 @@ namespace weft {
 
 // The command line, checked.
 struct BenchOptions {
-  std::string family;                   // of the registry, or sparse_allreduce, priority, overhead
+  std::string family;                   // of the registry, or sparse_allreduce, embedding, priority, overhead
   std::vector<std::string> algorithms;  // empty: all that can run
   std::vector<std::size_t> sizes;
   DType dtype = DType::float32;
@@ -36,7 +37,8 @@ struct BenchOptions {
   bool against_mpi = false;
   bool spoil = false;  // tests: a wrong result must be seen
   std::string trace;
-  SparseBench sparse;  // sparse_allreduce
+  SparseBench sparse;        // sparse_allreduce
+  EmbeddingBench embedding;  // embedding
 };
 
 // Ranks of a node where nodes are equal; 1 without nodes; 0 where they differ, which no algorithm supports.

@@ -41,6 +41,9 @@ void bench_priority(const BenchOptions& options, bool launched, BenchReport* rep
 // Throws UsageError for what cannot run.
 void check_sparse(const BenchOptions& options);
 void bench_sparse(const BenchOptions& options, bool launched, BenchReport* report);
+// Throws UsageError for what cannot run.
+void check_embedding(const BenchOptions& options);
+void bench_embedding(const BenchOptions& options, bool launched, BenchReport* report);
 void bench_overhead(const BenchOptions& options, BenchReport& report);
 
 }  // namespace weft

@@ -1,0 +1,91 @@
+// The strategies of a job along the data-parallel axis, whoever drives it: data parallelism for what is
+// dense, and for each table its way (embedding/ways.h).
+//
+// Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's.
+//
+// Thread: one at a time, that of the driver.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data_parallel/data_parallel.h"
+#include "embedding/hybrid.h"
+#include "step/strategies.h"
+#include "weft/train/tables_options.h"
+
+namespace weft {
+
+struct JobOptions {
+  DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
+  TablesOptions tables;
+  OptimizerOptions optimizer;  // of the rows of tables that a hybrid embedding has
+  DType dtype = DType::float32;
+  StepOptions step;
+};
+
+// Tables among the parameters that a hybrid embedding has under these options.
+std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& options);
+
+// Elements of all parameters that a rank has: of tables that are cut, its part.
+std::int64_t elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks);
+
+// Parameters that data parallelism has under the scheme of the run.
+std::vector<ParameterInfo> under_scheme(const ModelShape& shape, const TablesOptions& options);
+
+class JobStrategies {
+ public:
+  // Installed. Throws UsageError.
+  JobStrategies(Engine& engine, const Comm& world, const ModelShape& shape, const JobOptions& options);
+  JobStrategies(const JobStrategies&) = delete;
+  JobStrategies& operator=(const JobStrategies&) = delete;
+
+  Strategies& all() { return *all_; }
+  const Strategies& all() const { return *all_; }
+  // Of what is dense and under the scheme.
+  DataParallel& parallel() { return *parallel_; }
+  const DataParallel& parallel() const { return *parallel_; }
+  // Who takes the gradients of a parameter, and which of its own it is: a hybrid embedding has its tables,
+  // data parallelism the others.
+  struct Place {
+    DataParallel* parallel = nullptr;
+    HybridTable* table = nullptr;
+    int local = 0;
+  };
+  const Place& place(int parameter) const { return places_[static_cast<std::size_t>(parameter)]; }
+  HybridEmbedding* hybrid() { return hybrid_; }  // null: it has no table
+  const HybridEmbedding* hybrid() const { return hybrid_; }
+
+  // Owners of state in the registry, beside the model and its optimizer.
+  std::vector<std::string> owners() const;
+  // For gradients that come from now on.
+  void set_lr(double lr);
+  // Rows of an optimizer of all parameters: those of the tables are added to the others', with one row for
+  // the learning rate of both.
+  void add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& peers);
+
+  // Payload of this rank: of the gradients of the step that was committed or rolled back last, and of those
+  // exchanges of tables that have ended since the last call.
+  std::uint64_t take_sent_bytes();
+  // Payload of the busiest rank in a step by the formulas, of tables: of this rank in the step that is
+  // walked.
+  std::int64_t formula_bytes(const LinkCost& link, std::size_t micro_op_bytes) const;
+  // Processor time of the operations of all buckets, in that step.
+  double computed_seconds() const;
+
+ private:
+  DataParallel& add_parallel(Engine& engine, const std::vector<int>& parameters, DataParallelOptions options);
+  void add_hybrid(Engine& engine, const std::vector<int>& parameters, const JobOptions& options);
+
+  std::unique_ptr<Strategies> all_;
+  DataParallel* parallel_ = nullptr;
+  DataParallel* dense_tables_ = nullptr;  // null: there are none
+  HybridEmbedding* hybrid_ = nullptr;
+  std::vector<Place> places_;  // of each parameter
+  std::uint64_t sent_before_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,175 @@
+// Tables in training steps of an outline, in virtual time: bytes against formulas written out from the ids
+// that were drawn, and what scheduling is worth.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "weft/error.h"
+#include "workload/emulate.h"
+#include "workload/table_draws.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t kRows = 900, kWidth = 12, kTokens = 160, kShared = 40;
+
+// A table that is read first, two dense blocks, a table that is read last.
+Outline two_tables() {
+  Outline out;
+  out.model = "two tables";
+  out.tokens_per_rank = kTokens;
+  for (const char* name : {"embedding", "layer 0", "layer 1", "softmax"})
+    out.blocks.push_back({name, 0.004, 0.008, 0.001});
+  out.tensors = {{.name = "in", .length = kRows * kWidth, .rows = kRows, .columns = kWidth, .block = 0},
+                 {.name = "w0", .length = 30'000, .block = 1},
+                 {.name = "w1", .length = 30'000, .block = 2},
+                 {.name = "out", .length = kRows * kWidth, .rows = kRows, .columns = kWidth, .block = 3}};
+  out.parameters = 2 * kRows * kWidth + 60'000;
+  out.tables.resize(2);
+  for (std::size_t t = 0; t < 2; ++t) {
+    out.tables[t].name = t == 0 ? "in" : "out";
+    out.tables[t].rows = kRows;
+    out.tables[t].width = kWidth;
+    assume_lookups(out.tables[t], kTokens, t == 0 ? 0 : kShared);
+  }
+  return out;
+}
+
+EmulationOptions options_of(const std::string& way, const std::string& scheduling = "") {
+  EmulationOptions out;
+  out.parallel.scheme.name = "dense";
+  out.parallel.scheme.buckets = {.bucket_bytes = 4, .dense_below = 0};
+  out.tables.way = way;
+  out.tables.scheduling = scheduling;
+  out.steps = 6;
+  out.warmup = 0;
+  return out;
+}
+
+SimulationOptions simulation_of(int ranks, double rate) {
+  SimulationOptions out;
+  out.ranks = ranks;
+  out.link.bytes_per_second = rate;
+  return out;
+}
+
+std::set<std::int64_t> list_of(const OutlineTable& table, int rank, std::int64_t step) {
+  const std::vector<std::int64_t> ids = TableDraws(table).ids(EmulationOptions{}.seed, rank, step);
+  return {ids.begin(), ids.end()};
+}
+
+// Of one rank in all steps: ids and rows of a step more than gradients, because the step behind the last one
+// is announced.
+std::int64_t bytes_by_hand(const Outline& outline, int rank, int ranks, std::int64_t steps) {
+  const std::int64_t first = kWidth * rank / ranks;
+  std::int64_t sum = 0;
+  for (const OutlineTable& table : outline.tables) {
+    for (std::int64_t step = 0; step <= steps; ++step) {
+      const auto mine = static_cast<std::int64_t>(list_of(table, rank, step).size());
+      std::int64_t others = 0;
+      for (int r = 0; r < ranks; ++r)
+        if (r != rank) others += static_cast<std::int64_t>(list_of(table, r, step).size());
+      const std::int64_t width = kWidth * (rank + 1) / ranks - first;
+      sum += 4 * mine * (ranks - 1) + 4 * width * others;
+      if (step < steps) sum += 4 * (kWidth - width) * mine;
+    }
+  }
+  return sum;
+}
+
+TEST(SimulatedTables, BytesAreThoseOfTheFormulas) {
+  const Outline outline = two_tables();
+  for (const int ranks : {1, 2, 4}) {  // that divide the columns: blocks are as written out
+    for (const char* scheduling : {"off", "horizontal", "both"}) {
+      const EmulationOptions options = options_of("embrace", scheduling);
+      const std::vector<EmulatedSteps> got = simulate_ranks(outline, options, simulation_of(ranks, 1e7));
+      for (int r = 0; r < ranks; ++r) {
+        const EmulatedSteps& mine = got[static_cast<std::size_t>(r)];
+        const double sent = std::accumulate(mine.payload_bytes.begin(), mine.payload_bytes.end(), 0.0);
+        // A ring over two vectors of 30,000, which every number of ranks here divides.
+        const double dense = 6 * 2 * 2.0 * (ranks - 1) / ranks * 30'000 * 4;
+        // Without a chain the rows of the step behind the last one are not looked up.
+        std::int64_t tables = bytes_by_hand(outline, r, ranks, options.steps);
+        if (std::string_view(scheduling) == "off") {
+          for (const OutlineTable& table : outline.tables) {
+            std::int64_t others = 0;
+            for (int o = 0; o < ranks; ++o)
+              if (o != r) others += static_cast<std::int64_t>(list_of(table, o, options.steps).size());
+            tables -= 4 * (kWidth / ranks) * others;
+          }
+        }
+        EXPECT_EQ(sent - dense, static_cast<double>(tables)) << ranks << " ranks, " << scheduling;
+      }
+    }
+  }
+}
+
+double step_of(const Outline& outline, const EmulationOptions& options, const SimulationOptions& simulation) {
+  const std::vector<EmulatedSteps> ranks = simulate_ranks(outline, options, simulation);
+  std::vector<double> steady(ranks[0].step_seconds.begin() + 1, ranks[0].step_seconds.end() - 1);
+  return std::accumulate(steady.begin(), steady.end(), 0.0) / static_cast<double>(steady.size());
+}
+
+TEST(SimulatedTables, SchedulingHelpsAndALinkWithoutLimitNeedsNone) {
+  Outline outline = two_tables();
+  const auto seconds = [&](const std::string& scheduling, double rate) {
+    return step_of(outline, options_of("embrace", scheduling), simulation_of(4, rate));
+  };
+  for (const double rate : {2e7, 1e7, 5e6}) {
+    const double off = seconds("off", rate), horizontal = seconds("horizontal", rate),
+                 both = seconds("both", rate);
+    // A micro-op of the other class may be under way: not worse by more than one of 64 KiB a wait.
+    const double slack = 2 * 65536 / rate;
+    EXPECT_LT(horizontal, off + slack) << rate;
+    EXPECT_LT(both, horizontal + slack) << rate;
+    EXPECT_LT(both, off) << rate;
+    EXPECT_GE(both, compute_seconds(outline));
+  }
+  for (const char* scheduling : {"off", "horizontal", "vertical", "both"})
+    EXPECT_NEAR(seconds(scheduling, 0), compute_seconds(outline), 1e-4) << scheduling;
+}
+
+// What every rank has all of costs its computation in addition, and its bytes are the table's.
+TEST(SimulatedTables, DenseTablesTakeMore) {
+  Outline outline = two_tables();
+  const auto sent = [&](const std::string& way) {
+    const std::vector<EmulatedSteps> got = simulate_ranks(outline, options_of(way), simulation_of(4, 1e7));
+    return got[0].payload_bytes[1];
+  };
+  const double dense = 2 * 0.75 * 4 * (60'000.0 + 2 * kRows * kWidth);
+  EXPECT_EQ(sent("dense"), dense);
+  EXPECT_EQ(sent("scheme"), dense);
+  EXPECT_LT(sent("embrace"), sent("allgather"));
+  outline.tables[1].dense_update_seconds = 0.005;
+  const SimulationOptions unlimited = simulation_of(4, 0);
+  EXPECT_NEAR(step_of(outline, options_of("dense"), unlimited), compute_seconds(outline) + 0.005, 1e-4);
+  EXPECT_NEAR(step_of(outline, options_of("embrace"), unlimited), compute_seconds(outline), 1e-4);
+}
+
+TEST(TableDraws, HitAsManyRowsAsTheyWereFittedTo) {
+  OutlineTable table{.name = "t", .rows = 5000, .width = 4};
+  for (const double zipf : {0.6, 1.0, 1.3}) {
+    table.zipf = zipf;
+    table.lookups_per_step = 2000;
+    const std::vector<std::int64_t> ids = TableDraws(table).ids(3, 1, 7);
+    ASSERT_EQ(ids.size(), 2000u);
+    OutlineTable fitted = table;
+    describe_lookups(fitted, ids, 0);
+    EXPECT_NEAR(fitted.zipf, zipf, 0.06);
+    const std::set<std::int64_t> distinct(ids.begin(), ids.end());
+    EXPECT_EQ(fitted.rows_per_step, static_cast<double>(distinct.size()));
+    EXPECT_NE(ids, TableDraws(table).ids(3, 2, 7));
+    EXPECT_EQ(ids, TableDraws(table).ids(3, 1, 7));
+  }
+  // Shared ones are the same on all ranks, own ones are not.
+  table.shared_per_step = 500;
+  const std::vector<std::int64_t> a = TableDraws(table).ids(3, 0, 1), b = TableDraws(table).ids(3, 1, 1);
+  EXPECT_TRUE(std::equal(a.end() - 500, a.end(), b.end() - 500));
+  EXPECT_FALSE(std::equal(a.begin(), a.end() - 500, b.begin()));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,438 @@
+// Tables that are held by columns or rows in data-parallel training with LibTorch, against single-process
+// training on the whole batch: a model with its own tables, torch's optimizers for what is dense, and the
+// rules of rows written out here. Float64.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "patterns/blocks.h"
+#include "state/registry.h"
+#include "weft/error.h"
+#include "weft/random.h"
+#include "weft/world.h"
+#include "weft_torch/train/replica.h"
+#include "workload/job_strategies.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t kSequences = 7;  // no multiple of the ranks: shares are uneven
+constexpr std::int64_t kLength = 9;
+constexpr std::uint64_t kSeed = 5;
+
+struct Training {
+  std::string optimizer = "adam";
+  TablesOptions tables{.way = "embrace"};
+  std::string scheme = "dense";
+  double density = 0.2;
+  int steps = 20;
+  int micro_batches = 1;
+  double clip_norm = 0;
+  bool lookahead = true;
+  std::int64_t sequences = kSequences;
+  torch::ScalarType type = torch::kFloat64;
+  // Controls: how one process could be wrong.
+  bool rows_count_all = false;  // every row of a table is updated, as by a dense optimizer
+  bool lr_one_late = false;
+  bool one_row_twice = false;  // the rule sees a row once for each token
+};
+
+double lr_of(std::int64_t step) { return 0.02 / (1.0 + 0.2 * static_cast<double>(step)); }
+
+OptimizerOptions optimizer_of(const Training& t) {
+  OptimizerOptions o = default_options(t.optimizer);
+  o.lr = lr_of(0);
+  if (t.optimizer == "adamw") o.weight_decay = 0.1;
+  return o;
+}
+
+std::unique_ptr<Model> tiny(bool elsewhere, torch::ScalarType type = torch::kFloat64) {
+  ModelOptions o = model_options("lm", "tiny");
+  o.vocabulary = 97;
+  o.width = 7;  // some ranks have a column less
+  o.hidden = 12;
+  o.projection = 5;
+  o.layers = 1;
+  o.samples = 11;
+  o.dropout = 0.2;
+  o.tables_elsewhere = elsewhere;
+  std::unique_ptr<Model> model = make_model("lm", o);
+  model->to(type);
+  return model;
+}
+
+Batch batch_of(const Training& t, std::int64_t step) {
+  Batch batch{.tokens = torch::empty({t.sequences, kLength}, torch::kInt64),
+              .targets = torch::empty({t.sequences, kLength}, torch::kInt64)};
+  Random random(11, 1, static_cast<std::uint32_t>(step));
+  const auto id = [&] {  // small ids more often
+    const double u = random.uniform();
+    return static_cast<std::int64_t>(u * u * 97);
+  };
+  for (std::int64_t i = 0; i < batch.tokens.numel(); ++i) {
+    batch.tokens.data_ptr<std::int64_t>()[i] = id();
+    batch.targets.data_ptr<std::int64_t>()[i] = (i + step) % 5 == 3 ? kNotCounted : id();
+  }
+  return batch;
+}
+
+Batch part(const Batch& whole, std::int64_t begin, std::int64_t end) {
+  return {.tokens = whole.tokens.slice(0, begin, end),
+          .targets = whole.targets.slice(0, begin, end),
+          .first_sequence = whole.first_sequence + begin};
+}
+
+struct Trained {
+  std::vector<torch::Tensor> parameters;
+  std::vector<double> losses;
+};
+
+// ---- one process ----
+
+class Alone {
+ public:
+  explicit Alone(const Training& t) : t_(t), model_(tiny(false)), options_(optimizer_of(t)) {
+    std::vector<torch::Tensor> dense;
+    for (std::size_t p = 0; p < model_->parameters().size(); ++p) {
+      const torch::Tensor& tensor = model_->parameters()[p].tensor;
+      if (!model_->shape().parameters[p].table) dense.push_back(tensor);
+      first_.push_back(torch::zeros_like(tensor));
+      second_.push_back(torch::zeros_like(tensor));
+    }
+    if (t.optimizer == "sgd")
+      dense_ = std::make_unique<torch::optim::SGD>(dense, torch::optim::SGDOptions(options_.lr));
+    else if (t.optimizer == "adagrad")
+      dense_ = std::make_unique<torch::optim::Adagrad>(dense, torch::optim::AdagradOptions(options_.lr));
+    else if (t.optimizer == "adam")
+      dense_ = std::make_unique<torch::optim::Adam>(dense, torch::optim::AdamOptions(options_.lr));
+    else
+      dense_ = std::make_unique<torch::optim::AdamW>(
+          dense, torch::optim::AdamWOptions(options_.lr).weight_decay(options_.weight_decay));
+  }
+
+  Trained train() {
+    Trained out;
+    for (int step = 0; step < t_.steps; ++step) out.losses.push_back(one_step(step));
+    for (const Parameter& p : model_->parameters()) out.parameters.push_back(p.tensor.detach().clone());
+    return out;
+  }
+
+ private:
+  double one_step(int step) {
+    for (const Parameter& p : model_->parameters()) torch::Tensor(p.tensor).mutable_grad() = torch::Tensor();
+    const Batch batch = batch_of(t_, step);
+    const StepContext context{.seed = kSeed, .step = step};
+    const torch::Tensor loss = model_->loss(batch, context) / counted(batch);
+    loss.backward();
+    if (t_.clip_norm > 0) {
+      std::vector<torch::Tensor> all;
+      for (const Parameter& p : model_->parameters()) all.push_back(p.tensor);
+      torch::nn::utils::clip_grad_norm_(all, t_.clip_norm);
+    }
+    const double lr = lr_of(t_.lr_one_late ? std::max(0, step - 1) : step);
+    for (auto& group : dense_->param_groups()) group.options().set_lr(lr);
+    dense_->step();
+    for (const TableIds& lookup : model_->lookups(batch, context))
+      update_rows(static_cast<std::size_t>(lookup.parameter), lookup.ids, step + 1, lr);
+    return loss.item<double>();
+  }
+
+  // Row after row: torch's SparseAdam (eps beside the root that is not corrected), its Adagrad and SGD.
+  void update_rows(std::size_t p, const torch::Tensor& ids, int step, double lr) {
+    const torch::NoGradGuard no_grad;
+    torch::Tensor values = model_->parameters()[p].tensor;
+    const torch::Tensor gradient = values.grad();
+    torch::Tensor rows = t_.one_row_twice ? ids : std::get<0>(at::_unique(ids));
+    if (t_.rows_count_all) rows = torch::arange(values.size(0), torch::kInt64);
+    for (std::int64_t i = 0; i < rows.size(0); ++i) {
+      const auto row = rows[i].item<std::int64_t>();
+      torch::Tensor w = values[row], m = first_[p][row], v = second_[p][row];
+      const torch::Tensor g = gradient[row];
+      if (t_.optimizer == "sgd") {
+        w -= lr * g;
+      } else if (t_.optimizer == "adagrad") {
+        m += g * g;
+        w -= lr * g / (m.sqrt() + options_.eps);
+      } else {
+        if (t_.optimizer == "adamw") w *= 1 - lr * options_.weight_decay;
+        m += (1 - options_.beta1) * (g - m);
+        v += (1 - options_.beta2) * (g * g - v);
+        const double size =
+            lr * std::sqrt(1 - std::pow(options_.beta2, step)) / (1 - std::pow(options_.beta1, step));
+        w -= size * m / (v.sqrt() + options_.eps);
+      }
+    }
+  }
+
+  Training t_;
+  std::unique_ptr<Model> model_;
+  OptimizerOptions options_;
+  std::unique_ptr<torch::optim::Optimizer> dense_;
+  std::vector<torch::Tensor> first_, second_;  // of each parameter
+};
+
+// ---- several ranks ----
+
+ReplicaOptions replica_options_of(const Training& t) {
+  ReplicaOptions out;
+  out.optimizer = optimizer_of(t);
+  out.tables = t.tables;
+  out.clip_norm = t.clip_norm;
+  out.lookahead = t.lookahead;
+  out.parallel.scheme.name = t.scheme;
+  out.parallel.scheme.density = t.density;
+  out.parallel.scheme.buckets = {.bucket_bytes = 512, .dense_below = 0, .stay_dense = {}};
+  return out;
+}
+
+Batch share_of(const Training& t, std::int64_t step, World& world) {
+  const Blocks shares(world.size(), t.sequences);
+  return part(batch_of(t, step), shares.begin(world.rank()), shares.begin(world.rank() + 1));
+}
+
+void train_steps(World& world, Replica& replica, const Training& t, int from, int to, Trained& out) {
+  const auto take = [&](const std::optional<double>& loss) {
+    if (loss) out.losses.push_back(*loss);
+  };
+  for (int step = from; step < to; ++step) {
+    const Batch next = share_of(t, step + 1, world);
+    replica.set_lr(lr_of(step));
+    const std::vector<Batch> micro = micro_batches_of(share_of(t, step, world), t.micro_batches);
+    take(replica.step(micro, {.seed = kSeed, .step = step}, step + 1 < to ? &next : nullptr).last_loss);
+  }
+  take(replica.settle().last_loss);
+}
+
+Trained train_on(World& world, const Training& t, bool elsewhere) {
+  at::set_num_threads(1);
+  world.plan_by({});
+  const std::unique_ptr<Model> model = tiny(elsewhere, t.type);
+  Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
+  Trained out;
+  train_steps(world, replica, t, 0, t.steps, out);
+  out.parameters = replica.values();
+  return out;
+}
+
+void expect_same_bits(const Trained& a, const Trained& b, const std::string& what) {
+  EXPECT_EQ(a.losses, b.losses) << what;
+  for (std::size_t i = 0; i < a.parameters.size(); ++i)
+    EXPECT_TRUE(torch::equal(a.parameters[i], b.parameters[i])) << what << ", parameter " << i;
+}
+
+Trained together(const Training& t, int ranks, bool elsewhere = true) {
+  std::vector<Trained> all(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](World& world) {
+    all[static_cast<std::size_t>(world.rank())] = train_on(world, t, elsewhere);
+  });
+  for (const Trained& other : all) expect_same_bits(other, all[0], "ranks");
+  return all[0];
+}
+
+// The largest distance of a tensor from the other one, relative to the other one's norm; of losses too.
+double distance(const Trained& a, const Trained& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+    const torch::Tensor &x = a.parameters[i], &y = b.parameters[i];
+    EXPECT_EQ(x.sizes(), y.sizes());
+    largest = std::max(largest, (x - y).norm().item<double>() / (y.norm().item<double>() + 1e-30));
+  }
+  EXPECT_EQ(a.losses.size(), b.losses.size());
+  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i)
+    largest = std::max(largest, std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]));
+  return largest;
+}
+
+constexpr double kSame = 1e-12;  // issue and papers: relative, after 20 steps in float64
+
+TEST(Tables, EveryOptimizerEqualsOneProcess) {
+  for (const char* optimizer : {"sgd", "adagrad", "adam", "adamw"}) {
+    const Training t{.optimizer = optimizer};
+    const Trained reference = Alone(t).train();
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      EXPECT_LT(distance(together(t, ranks), reference), kSame) << optimizer << ", " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(Tables, SchedulingChangesNoBit) {
+  for (const int ranks : {2, 3}) {
+    Training t;
+    const Trained two_sided = together(t, ranks);  // the way's own
+    for (const char* scheduling : {"off", "horizontal", "vertical", "both"}) {
+      t.tables.scheduling = scheduling;
+      expect_same_bits(together(t, ranks), two_sided, scheduling);
+    }
+    t.tables = {.way = "embrace"};
+    t.lookahead = false;
+    expect_same_bits(together(t, ranks), two_sided, "no lookahead");
+    // A model that was built with its tables gives them up.
+    expect_same_bits(together(t, ranks, false), two_sided, "taken over");
+  }
+}
+
+TEST(Tables, EveryWayEqualsOneProcess) {
+  Training t;
+  const Trained reference = Alone(t).train();
+  for (const char* way : {"alltoall", "hashed", "parallax", "allgather"}) {
+    t.tables.way = way;
+    EXPECT_LT(distance(together(t, 3), reference), kSame) << way;
+    EXPECT_LT(distance(together(t, 5), reference), kSame) << way;
+  }
+}
+
+TEST(Tables, MicroBatchesAndClipping) {
+  Training t{.micro_batches = 3};
+  EXPECT_LT(distance(together(t, 3), Alone(t).train()), kSame);
+  t = {.clip_norm = 0.05};
+  const Trained clipped = Alone(t).train();
+  EXPECT_LT(distance(together(t, 3), clipped), kSame);
+  t.clip_norm = 0;
+  EXPECT_GT(distance(Alone(t).train(), clipped), 1e-3);  // it was clipped
+}
+
+// Ranks without a sequence, and a step without any.
+TEST(Tables, RanksWithoutTokens) {
+  Training t{.sequences = 2};
+  EXPECT_LT(distance(together(t, 4), Alone(t).train()), kSame);
+}
+
+TEST(Tables, WhatCouldBeWrongIsSeen) {
+  const Training t;
+  const Trained right = Alone(t).train();
+  Training wrong = t;
+  wrong.rows_count_all = true;
+  EXPECT_GT(distance(Alone(wrong).train(), right), 1e-6);
+  wrong = t;
+  wrong.lr_one_late = true;
+  EXPECT_GT(distance(Alone(wrong).train(), right), 1e-6);
+  wrong = t;
+  wrong.one_row_twice = true;
+  EXPECT_GT(distance(Alone(wrong).train(), right), 1e-6);
+}
+
+// Tables by rows, the rest by SparDL: the same bits on all ranks (together() says so), whatever the scheduling;
+// and a scheme that keeps every entry is one that sends them all.
+TEST(Tables, BesideASparseScheme) {
+  Training t{.scheme = "spardl", .type = torch::kFloat32};
+  const Trained sparse = together(t, 3);
+  t.tables.scheduling = "off";
+  expect_same_bits(together(t, 3), sparse, "off");
+  t.density = 1;
+  const Trained all = together(t, 3);
+  t.scheme = "dense";
+  // Sums of three float32 gradients in another order, 20 steps of Adam.
+  EXPECT_LT(distance(all, together(t, 3)), 1e-4);
+  EXPECT_GT(distance(all, sparse), 1e-3);  // control: entries were left behind
+}
+
+// 10 steps on 4 ranks, the rest on another number: as one process that did not stop. Moments and counters of
+// rows go along, or it would not be.
+TEST(Tables, StateMovesToAnotherNumberOfRanks) {
+  const Training t;
+  const Trained reference = Alone(t).train();
+  const int half = t.steps / 2;
+  for (const bool forget : {false, true}) {
+    std::vector<StateSnapshot> snapshots(4);
+    Trained begun;
+    run_ranks(4, [&](World& world) {
+      const std::unique_ptr<Model> model = tiny(true);
+      Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
+      Trained mine;
+      train_steps(world, replica, t, 0, half, mine);
+      snapshots[static_cast<std::size_t>(world.rank())] = replica.registry().save(world.rank(), world.size());
+      if (world.rank() == 0) begun = mine;
+    });
+    for (const int ranks : {1, 2, 4}) {
+      run_ranks(ranks, [&](World& world) {
+        const std::unique_ptr<Model> model = tiny(true);
+        Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
+        LoadOptions load;
+        if (forget) load.owners = {"model"};
+        replica.registry().load(snapshots, world.rank(), world.size(), load);
+        Trained out = begun;
+        train_steps(world, replica, t, half, t.steps, out);
+        out.parameters = replica.values();
+        if (forget)
+          EXPECT_GT(distance(out, reference), 1e-6);  // control
+        else
+          EXPECT_LT(distance(out, reference), kSame) << ranks << " ranks";
+      });
+    }
+  }
+}
+
+TEST(Tables, ARankHoldsItsColumns) {
+  run_ranks(4, [&](World& world) {
+    const std::unique_ptr<Model> model = tiny(false);
+    const std::int64_t before = model->parameters().front().tensor.numel();
+    Replica replica(world.engine(), world.comm(), *model, replica_options_of({}));
+    EXPECT_EQ(model->parameters().front().tensor.numel(), 0);
+    const std::int64_t held = replica.job().hybrid()->table(0).values().count;
+    EXPECT_EQ(held, 97 * (world.rank() < 3 ? 2 : 1));
+    std::vector<double> sum{static_cast<double>(held)};
+    world.all_reduce(Dense(std::span(sum)));
+    EXPECT_EQ(sum[0], static_cast<double>(before));
+    replica.settle();
+  });
+}
+
+std::string error_of(int ranks, const std::function<void(World&)>& work) {
+  std::string text;
+  std::mutex mutex;
+  try {
+    run_ranks(ranks, [&](World& world) {
+      try {
+        work(world);
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        if (text.empty() || text.find("table") == std::string::npos) text = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+    return text;
+  }
+  return "";
+}
+
+TEST(Tables, BadInputIsNamed) {
+  const auto with = [](const std::function<void(Training&, Batch&, Batch&, int)>& spoil) {
+    return error_of(2, [&](World& world) {
+      Training t;
+      Batch now = share_of(t, 0, world), next = share_of(t, 1, world);
+      now.tokens = now.tokens.clone();
+      next.tokens = next.tokens.clone();
+      spoil(t, now, next, world.rank());
+      const std::unique_ptr<Model> model = tiny(true);
+      Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
+      try {
+        replica.step(std::span(&now, 1), {.seed = kSeed, .step = 0}, &next);
+        const Batch second = share_of(t, 1, world);
+        replica.step(std::span(&second, 1), {.seed = kSeed, .step = 1});
+        replica.settle();
+      } catch (...) {
+        replica.abandon(std::current_exception());
+        throw;
+      }
+    });
+  };
+  EXPECT_EQ(with([](Training&, Batch&, Batch&, int) {}), "");
+  const std::string outside = with([](Training&, Batch& now, Batch&, int rank) {
+    if (rank == 1) now.tokens.fill_(97);
+  });
+  for (const char* word : {"rank 1", "embedding.weight", "97"})
+    EXPECT_NE(outside.find(word), std::string::npos) << outside;
+  // The next batch is another one than was announced.
+  const std::string other = with([](Training&, Batch&, Batch& next, int) { next.tokens.fill_(0); });
+  EXPECT_NE(other.find("not announced"), std::string::npos) << other;
+  const std::string momentum = with([](Training& t, Batch&, Batch&, int) { t.optimizer = "nadam"; });
+  EXPECT_NE(momentum.find("nadam"), std::string::npos) << momentum;
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,106 @@
+#include "weft_torch/models/layers.h"
+
+#include <torch/torch.h>
+
+#include <utility>
+#include <vector>
+
+#include "weft_torch/models/ops.h"
+
+namespace weft {
+
+namespace {
+
+constexpr double kNormEpsilon = 1e-5;
+
+// [sequences, length, parts of all heads] as `parts` tensors [sequences, heads, length, width of a head].
+std::vector<torch::Tensor> heads_of(const torch::Tensor& x, std::int64_t parts, std::int64_t heads) {
+  const torch::Tensor cut = x.view({x.size(0), x.size(1), parts, heads, x.size(2) / parts / heads});
+  std::vector<torch::Tensor> out;
+  for (std::int64_t i = 0; i < parts; ++i) out.push_back(cut.select(2, i).transpose(1, 2));
+  return out;
+}
+
+}  // namespace
+
+LayeredModel::LayeredModel(ModelShape shape, const ModelOptions& options, BatchKind kind)
+    : Model(std::move(shape), options, kind) {}
+
+torch::Tensor Affine::operator()(const torch::Tensor& x) const { return torch::linear(x, weight, bias); }
+
+torch::Tensor Affine::norm(const torch::Tensor& x) const {
+  return torch::layer_norm(x, {x.size(-1)}, weight, bias, kNormEpsilon);
+}
+
+torch::Tensor LayeredModel::add_normal(const std::string& name, torch::IntArrayRef sizes, double deviation) {
+  return add(name, sizes, normal_values(options().seed, name, deviation));
+}
+
+Affine LayeredModel::add_norm(const std::string& name) {
+  const torch::Tensor weight = add(name + ".weight", {options().width}, constant_values(1));
+  return {weight, add(name + ".bias", {options().width}, constant_values(0))};
+}
+
+Affine LayeredModel::add_linear(const std::string& name, std::int64_t in, std::int64_t out,
+                                double deviation) {
+  const torch::Tensor weight = add_normal(name + ".weight", {out, in}, deviation);
+  return {weight, add(name + ".bias", {out}, constant_values(0))};
+}
+
+Attention LayeredModel::add_attention(const std::string& name, double residual) {
+  const std::int64_t d = options().width;
+  Attention out;
+  out.norm = add_norm(name + ".norm");
+  out.qkv = add_linear(name + ".qkv", d, 3 * d, kDeviation);
+  out.projection = add_linear(name + ".projection", d, d, residual);
+  return out;
+}
+
+CrossAttention LayeredModel::add_cross_attention(const std::string& name, double residual) {
+  const std::int64_t d = options().width;
+  CrossAttention out;
+  out.norm = add_norm(name + ".norm");
+  out.query = add_linear(name + ".query", d, d, kDeviation);
+  out.kv = add_linear(name + ".kv", d, 2 * d, kDeviation);
+  out.projection = add_linear(name + ".projection", d, d, residual);
+  return out;
+}
+
+Mlp LayeredModel::add_mlp(const std::string& name, double residual) {
+  const std::int64_t d = options().width;
+  Mlp out;
+  out.norm = add_norm(name + ".norm");
+  out.up = add_linear(name + ".up", d, 4 * d, kDeviation);
+  out.down = add_linear(name + ".down", 4 * d, d, residual);
+  return out;
+}
+
+torch::Tensor LayeredModel::dropped(const torch::Tensor& x, const Place& place) const {
+  const DropoutSite where{.probability = options().dropout,
+                          .site = static_cast<std::uint32_t>(place.site),
+                          .first_sequence = place.batch.first_sequence};
+  return keyed_dropout(x, where, place.context);
+}
+
+torch::Tensor LayeredModel::attend(const Attention& layer, const torch::Tensor& x, bool causal,
+                                   const Place& place) const {
+  const std::vector<torch::Tensor> qkv = heads_of(layer.qkv(layer.norm.norm(x)), 3, options().heads);
+  const torch::Tensor out =
+      at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, causal);
+  return x + dropped(layer.projection(out.transpose(1, 2).reshape(x.sizes())), place);
+}
+
+torch::Tensor LayeredModel::attend(const CrossAttention& layer, const torch::Tensor& x,
+                                   const torch::Tensor& seen, const Place& place) const {
+  const std::vector<torch::Tensor> query = heads_of(layer.query(layer.norm.norm(x)), 1, options().heads);
+  const std::vector<torch::Tensor> kv = heads_of(layer.kv(seen), 2, options().heads);
+  const torch::Tensor out = at::scaled_dot_product_attention(query[0], kv[0], kv[1]);
+  return x + dropped(layer.projection(out.transpose(1, 2).reshape(x.sizes())), place);
+}
+
+torch::Tensor LayeredModel::feed_forward(const Mlp& layer, const torch::Tensor& x, const Place& place) const {
+  const torch::Tensor inner = torch::gelu(layer.up(layer.norm.norm(x)), "tanh");
+  return x + dropped(layer.down(inner), place);
+}
+
+}  // namespace weft

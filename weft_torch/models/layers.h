@@ -1,0 +1,62 @@
+// What models of attention are made of: layers as in GPT-2, a norm before each and a residual around it, so that
+// a layer gives x + dropout(f(norm(x))).
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "weft_torch/models/model.h"
+
+namespace weft {
+
+struct Affine {
+  torch::Tensor weight, bias;
+  torch::Tensor operator()(const torch::Tensor& x) const;
+  torch::Tensor norm(const torch::Tensor& x) const;
+};
+
+struct Attention {
+  Affine norm, qkv, projection;
+};
+struct CrossAttention {
+  Affine norm, query, kv, projection;
+};
+struct Mlp {
+  Affine norm, up, down;
+};
+
+// Where in the model, for its dropout, and of what.
+struct Place {
+  std::size_t site = 0;
+  const Batch& batch;
+  const StepContext& context;
+};
+
+class LayeredModel : public Model {
+ protected:
+  static constexpr double kDeviation = 0.02;
+
+  LayeredModel(ModelShape shape, const ModelOptions& options, BatchKind kind);
+
+  // Weights are normal, biases 0, scales of norms 1. `residual`: deviation of the matrix behind which a layer's
+  // residual is added.
+  torch::Tensor add_normal(const std::string& name, torch::IntArrayRef sizes, double deviation);
+  Affine add_norm(const std::string& name);
+  Affine add_linear(const std::string& name, std::int64_t in, std::int64_t out, double deviation);
+  Attention add_attention(const std::string& name, double residual);
+  CrossAttention add_cross_attention(const std::string& name, double residual);
+  Mlp add_mlp(const std::string& name, double residual);
+
+  torch::Tensor dropped(const torch::Tensor& x, const Place& place) const;
+  // Causal: a token sees itself and what came before it, else all of its sequence. Probabilities have no
+  // dropout: torch's would draw from the process's generator.
+  torch::Tensor attend(const Attention& layer, const torch::Tensor& x, bool causal, const Place& place) const;
+  // Queries of x, keys and values of `seen`, which is not normed here.
+  torch::Tensor attend(const CrossAttention& layer, const torch::Tensor& x, const torch::Tensor& seen,
+                       const Place& place) const;
+  torch::Tensor feed_forward(const Mlp& layer, const torch::Tensor& x, const Place& place) const;
+};
+
+}  // namespace weft
