@@ -5,6 +5,7 @@
 #include "data_parallel.h"
 #include "errors.h"
 #include "session.h"
+#include "tables.h"
 
 PYBIND11_MODULE(_weft, module) {
   module.doc() = "weft's core; use the package `weft`.";
@@ -12,4 +13,5 @@ PYBIND11_MODULE(_weft, module) {
   weft::python::bind_errors(module);
   weft::python::bind_session(module);
   weft::python::bind_data_parallel(module);
+  weft::python::bind_tables(module);
 }

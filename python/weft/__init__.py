@@ -16,9 +16,14 @@ from ._weft import Error, TimeoutError, TransportError, UsageError, __version__
 from ._world import init, is_initialized, rank, shutdown, size, transport
 
 if TYPE_CHECKING:
+    from . import nn, optim
+    from ._columns import save
     from ._compression import Compression
     from ._data_parallel import DataParallel
     from ._ddp import DDPState, ddp_hook
+    from ._lookahead import lookahead
+    from .nn import shard_embeddings
+    from .optim import clip_grad_norm_
 
 __all__ = [
     "Compression",
@@ -36,12 +41,18 @@ __all__ = [
     "barrier",
     "bench",
     "broadcast",
+    "clip_grad_norm_",
     "ddp_hook",
     "info",
     "init",
     "is_initialized",
+    "lookahead",
+    "nn",
+    "optim",
     "rank",
     "reduce_scatter",
+    "save",
+    "shard_embeddings",
     "shutdown",
     "size",
     "transport",
@@ -51,7 +62,13 @@ _NEEDS_TORCH = {
     "Compression": "_compression",
     "DataParallel": "_data_parallel",
     "DDPState": "_ddp",
+    "clip_grad_norm_": "optim",
     "ddp_hook": "_ddp",
+    "lookahead": "_lookahead",
+    "nn": "nn",
+    "optim": "optim",
+    "save": "_columns",
+    "shard_embeddings": "nn",
 }
 
 
@@ -60,7 +77,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'weft' has no attribute '{name}'")
     import importlib
 
-    value = getattr(importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__), name)
+    module = importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__)
+    value = module if name == _NEEDS_TORCH[name] else getattr(module, name)
     globals()[name] = value
     return value
 

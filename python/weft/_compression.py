@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from . import _weft
+from ._tables import is_table
 from ._weft import Error, StepResult, UsageError
 from ._world import init, session
 
@@ -251,9 +252,9 @@ def _plain(state: Any) -> State:
 
 
 def stable_names(module: torch.nn.Module, ignored: Iterable[str] = ()) -> List[Tuple[str, torch.nn.Parameter]]:
-    """The module's parameters, shared ones once, by names that do not change when it is compiled or wrapped."""
+    """The module's parameters, shared ones once, by names that do not change when it is compiled or wrapped; without sharded tables."""
     skip = set(ignored)
-    return [(_stable(name), p) for name, p in module.named_parameters() if name not in skip]
+    return [(_stable(name), p) for name, p in module.named_parameters() if name not in skip and not is_table(p)]
 
 
 def _stable(name: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from ._collectives import Work, broadcast
 from ._compression import Compression, stable_names
+from ._tables import is_table
 from ._weft import UsageError
 from ._world import init
 
@@ -25,7 +26,8 @@ class DataParallel(torch.nn.Module):
 
     At the start all ranks get rank 0's parameters and buffers (sync_buffers() gives them the buffers again). Options are those
     of Compression, which is `self.compression`: its state_dict() belongs into a checkpoint beside the model's and the
-    optimizer's; `state_dict()` is the module's, with the prefix "module." as torch's DistributedDataParallel has it.
+    optimizer's; `state_dict()` is the module's, with the prefix "module." as torch's DistributedDataParallel has it. Sharded
+    tables (weft.nn.Embedding) are left alone: weft.optim.hybrid() updates them.
 
     p.grad of a contiguous parameter on the CPU is a view of a bucket (as with DDP's gradient_as_bucket_view): what is kept of it
     changes with the next step, clone() it. zero_grad() may set it to None or to zero. A tensor of your own in p.grad, before forward
@@ -49,7 +51,7 @@ class DataParallel(torch.nn.Module):
         self._outermost = -1  # autograd's number of the backward whose end is awaited; -1: of none
         self._sent: List[bool] = [False] * len(self.compression.parameters)
         self._foreign: List[bool] = [False] * len(self._sent)  # p.grad was somebody else's tensor before backward
-        _from_rank_0([*module.parameters(), *module.buffers()])
+        _from_rank_0([*(p for p in module.parameters() if not is_table(p)), *module.buffers()])
         mine = weakref.ref(self)
         for index, parameter in enumerate(self.compression.parameters):
             parameter.register_post_accumulate_grad_hook(_hook(mine, index))  # type: ignore[no-untyped-call]

@@ -59,6 +59,13 @@ def test_training_in_python(name):
     assert 0 < sent(output)[-1] < sent(output)[0] / 3, output  # at the warm-up's density it sends five times as much
 
 
+def test_06_embedding():
+    output = run(*TORCHRUN, os.path.join(EXAMPLES, "06_embedding.py"))
+    assert losses(output)[-1] < 0.8 * losses(output)[0], output
+    figures = re.findall(r"(\d+) bytes a step for a table of (\d+)", output)
+    assert len(figures) == 2 and all(0 < int(rows) < int(table) / 5 for rows, table in figures), output
+
+
 def test_05_mpirun():
     if "mpi" not in weft.info()["build"]["transports"] or not shutil.which("mpirun"):
         pytest.skip("no mpi here")
@@ -71,4 +78,4 @@ def test_every_example_is_in_the_tour():
     with open(os.path.join(EXAMPLES, "README.md")) as page:
         text = page.read()
     names = [name for name in os.listdir(EXAMPLES) if re.match(r"\d\d_", name)]
-    assert len(names) == 5 and all(f"]({name})" in text for name in names)
+    assert len(names) == 6 and all(f"]({name})" in text for name in names)

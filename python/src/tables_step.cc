@@ -1,0 +1,179 @@
+#include "tables_step.h"
+
+#include <memory>
+#include <utility>
+
+#include "wait.h"
+#include "weft/error.h"
+
+namespace weft::python {
+
+namespace {
+
+ModelShape shape_of(const std::vector<TableSpec>& tables) {
+  std::vector<ChainBlock> blocks;
+  for (const TableSpec& spec : tables) {
+    const TableInfo& t = spec.info;
+    blocks.push_back({t.name, {{.name = t.name, .dims = {t.rows, t.columns}, .table = true}}});
+  }
+  return chain_shape("of Python", blocks);
+}
+
+StepOptions step_options(const TablesStepOptions& options, std::uint32_t first_slot) {
+  StepOptions out{
+      .skip_not_finite = options.skips, .tokens = false, .lookahead = !options.waits, .updates_wait = {}};
+  if (options.waits) out.updates_wait = "the norm is of gradients outside of this step, too";
+  out.first_slot = first_slot;
+  return out;
+}
+
+HybridOptions hybrid_options(const TablesStepOptions& options, const TableSpec& spec) {
+  HybridOptions out;
+  out.dtype = spec.dtype;
+  out.divisor = options.divisor;
+  out.optimizer = spec.optimizer;
+  out.updates_wait = options.waits;
+  out.lookahead = !options.waits;
+  return out;
+}
+
+}  // namespace
+
+TablesStep::TablesStep(World& world, const std::vector<TableSpec>& tables, const TablesStepOptions& options,
+                       std::uint32_t first_slot)
+    : options_(options),
+      strategies_(world.engine(), world.comm(), shape_of(tables), step_options(options, first_slot)),
+      walker_(*this, strategies_) {
+  const Comm comm = world.comm();
+  outside_ = &strategies_.add(std::make_unique<Outside>(comm));
+  places_.resize(tables.size());
+  // Tables with one rule and one type are one strategy.
+  std::vector<bool> dealt(tables.size(), false);
+  for (std::size_t first = 0; first < tables.size(); ++first) {
+    if (dealt[first]) continue;
+    std::vector<TableInfo> infos;
+    std::vector<std::size_t> members;
+    for (std::size_t t = first; t < tables.size(); ++t) {
+      if (dealt[t] || tables[t].dtype != tables[first].dtype ||
+          hash_of(tables[t].optimizer) != hash_of(tables[first].optimizer))
+        continue;
+      dealt[t] = true;
+      members.push_back(t);
+      infos.push_back(tables[t].info);
+      infos.back().use = static_cast<int>(t);
+    }
+    HybridOptions mine = hybrid_options(options, tables[first]);
+    mine.first_slot = strategies_.next_slot(comm);
+    HybridEmbedding* const embedding =
+        &strategies_.add(std::make_unique<HybridEmbedding>(world.engine(), comm, infos, mine));
+    embeddings_.push_back(embedding);
+    for (std::size_t i = 0; i < members.size(); ++i) places_[members[i]] = {embedding, static_cast<int>(i)};
+  }
+  strategies_.install();
+  for (const Ticket& ticket : strategies_.tickets()) await(ticket);
+}
+
+HybridTable& TablesStep::table(int t) {
+  if (t < 0 || t >= num_tables()) throw UsageError("there is no table " + std::to_string(t));
+  const Place& place = places_[static_cast<std::size_t>(t)];
+  return place.embedding->table(place.local);
+}
+
+void TablesStep::await(const Ticket& ticket) {
+  python::wait(strategies_.engine(), ticket);
+  if (ticket.error()) std::rethrow_exception(ticket.error());
+}
+
+template <class F>
+void TablesStep::walk(F go) {
+  if (interrupted_)
+    throw UsageError(
+        "the last step of sharded tables was interrupted: this job cannot go on (start it again from a "
+        "checkpoint)");
+  interrupted_ = true;
+  go();
+  interrupted_ = false;
+}
+
+void TablesStep::announce(const std::vector<std::span<const std::int64_t>>& ids, bool reads) {
+  if (ids.size() != places_.size()) throw UsageError("a batch announces ids for every table of a step");
+  std::vector<BatchInfo::Lookup> lookups;
+  lookups.reserve(ids.size());
+  for (int t = 0; t < num_tables(); ++t)
+    lookups.push_back(
+        {.table = table(t).info().name, .ids = ids[static_cast<std::size_t>(t)], .reads = reads});
+  strategies_.batch_known({.tokens = 0, .lookups = lookups});
+}
+
+void TablesStep::begin() {
+  walk([this] { walker_.begin(strategies_.next_table(1)); });
+}
+
+void TablesStep::read(int t) {
+  while (in_step() && at_.work == weft::Work::forward && at_.block < t) walk([this] { walker_.go_on(); });
+}
+
+void TablesStep::end_forward() {
+  while (in_step() && at_.work == weft::Work::forward) walk([this] { walker_.go_on(); });
+}
+
+void TablesStep::end_backward(const std::vector<Gradient>& gradients) {
+  if (!in_step() || at_.work != weft::Work::backward || gradients.size() != places_.size())
+    throw UsageError("gradients of sharded tables come once, for all of them, when their forward has ended");
+  while (in_step()) {
+    const Gradient& gradient = gradients[static_cast<std::size_t>(at_.block)];
+    places_[static_cast<std::size_t>(at_.block)].embedding->set_lr(gradient.lr);
+    const auto count = static_cast<std::size_t>(gradient.values.count);
+    walk([&] {
+      if (gradient.values.dtype == DType::float64)
+        strategies_.gradient_ready(at_.block,
+                                   std::span(reinterpret_cast<const double*>(gradient.values.data), count));
+      else
+        strategies_.gradient_ready(at_.block,
+                                   std::span(reinterpret_cast<const float*>(gradient.values.data), count));
+      walker_.go_on();
+    });
+  }
+}
+
+void TablesStep::settle() {
+  if (options_.waits) throw UsageError("where updates wait a step settles by its verdict");
+  walk([this] { walker_.walk(strategies_.tables(1).settle); });
+}
+
+StepResult TablesStep::judge(double clip_norm, double squares, std::string veto) {
+  if (!options_.waits || !under_way() || in_step())
+    throw UsageError("there is a verdict once a step, where updates wait and backward has ended");
+  strategies_.set_clip_norm(clip_norm);
+  outside_->say(squares, std::move(veto));
+  walk([this] { walker_.begin(strategies_.tables(1).settle); });
+  return *strategies_.result();
+}
+
+void TablesStep::update() {
+  while (in_step()) walk([this] { walker_.go_on(); });
+}
+
+void TablesStep::rest() {
+  if (!in_step() && under_way() && !options_.waits) return settle();
+  for (const Ticket& ticket : strategies_.tickets()) await(ticket);
+}
+
+void TablesStep::look_up(int t, std::span<const std::int64_t> ids, Dense out) {
+  rest();
+  await(table(t).look_up(ids, out));
+}
+
+Task<void> TablesStep::compute(Piece piece) {
+  at_ = piece;
+  const bool stops = piece.work != weft::Work::update || (options_.waits && piece.block == 0);
+  Walker::Gate& resumed = walker_.gate();
+  if (stops) co_await resumed;
+}
+
+Task<void> TablesStep::wait(Ticket ticket) {
+  await(ticket);
+  co_return;
+}
+
+}  // namespace weft::python

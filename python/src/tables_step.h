@@ -1,0 +1,119 @@
+// The step of sharded tables, as Python pushes it: one block for each table, in the order of their use.
+//
+//   announce, begin      up to the rows of the first table
+//   read(t)              up to those of table t
+//   end_forward          the ids of the next batch, which was announced before, go out
+//   end_backward         gradients go out, the last table's first; the step is under way
+//   settle               nothing is under way any more
+// Where updates wait it settles in two calls: judge(), up to the verdict, and update().
+//
+// Thread: one at a time, with the interpreter's lock.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embedding/hybrid.h"
+#include "step/run_step.h"
+#include "weft/world.h"
+
+namespace weft::python {
+
+struct TableSpec {
+  TableInfo info;
+  DType dtype = DType::float32;
+  OptimizerOptions optimizer;
+};
+
+struct TablesStepOptions {
+  // affects results; equal on all ranks
+  double divisor = 0;  // of the sum over the ranks; 0: their number
+  bool waits = false;  // updates wait for judge(); nothing is known or looked up ahead then
+  bool skips = false;  // a step that is not finite is left out; else it is an Error
+};
+
+// What the user's own code says of the step: gradients that are exchanged elsewhere count in the norm, and
+// may keep the step from being committed.
+class Outside final : public Strategy {
+ public:
+  explicit Outside(const Comm& world) : world_(world) {}
+  void say(double squares, std::string veto) {
+    squares_ = squares;
+    veto_ = std::move(veto);
+  }
+
+  std::string_view name() const override { return "outside"; }
+  const Comm& group() const override { return world_; }
+  std::uint32_t num_slots() const override { return 0; }
+  std::vector<PlanRow> rows() const override { return {}; }
+  std::vector<Exchange> exchanges() const override { return {}; }
+  void weave(Weaver&) const override {}
+  Ticket ticket(int, int) const override { return {}; }
+  StepResult verdict() override { return {.committed = veto_.empty(), .step = 0, .bad = {}, .text = veto_}; }
+  double squares() const override { return squares_; }
+  void close(bool, double) override { say(0, {}); }
+
+ private:
+  Comm world_;
+  double squares_ = 0;
+  std::string veto_;
+};
+
+class TablesStep final : public Driver {
+ public:
+  // Throws UsageError. Where ranks disagree, what the tickets say.
+  TablesStep(World& world, const std::vector<TableSpec>& tables, const TablesStepOptions& options,
+             std::uint32_t first_slot);
+
+  Strategies& strategies() { return strategies_; }
+  int num_tables() const { return static_cast<int>(places_.size()); }
+  HybridTable& table(int t);  // Throws UsageError where there is none.
+  std::vector<HybridEmbedding*> embeddings() const { return embeddings_; }
+  bool in_step() const { return walker_.walking(); }
+  bool under_way() const { return strategies_.under_way(); }
+
+  // Of each table, of the step that begins next; `reads`: their rows are to come. Throws UsageError for an id
+  // that has no row.
+  void announce(const std::vector<std::span<const std::int64_t>>& ids, bool reads);
+  void begin();
+  void read(int t);
+  void end_forward();
+  struct Gradient {
+    Dense values;  // of the rows of the list, all columns; read until the step has settled
+    double lr = 0;
+  };
+  void end_backward(const std::vector<Gradient>& gradients);
+  void settle();
+  // `clip_norm` 0: gradients stay as they are. Gives the verdict; strategies() knows norm and scale.
+  StepResult judge(double clip_norm, double squares, std::string veto);
+  void update();
+
+  // Until nothing that was started changes a table any more; also inside of a step.
+  void rest();
+  void look_up(int t, std::span<const std::int64_t> ids, Dense out);
+
+  Task<void> compute(Piece piece) override;
+  Task<void> wait(Ticket ticket) override;
+
+ private:
+  struct Place {
+    HybridEmbedding* embedding = nullptr;
+    int local = 0;
+  };
+  template <class F>
+  void walk(F go);
+  void await(const Ticket& ticket);
+
+  TablesStepOptions options_;
+  Strategies strategies_;
+  Walker walker_;
+  Outside* outside_ = nullptr;
+  std::vector<HybridEmbedding*> embeddings_;
+  std::vector<Place> places_;  // of each table
+  Piece at_;                   // that is computed, where it is in a step
+  bool interrupted_ = false;
+};
+
+}  // namespace weft::python

@@ -1,0 +1,92 @@
+"""Whole tables from their columns and back: what is done once, at the start and at a checkpoint."""
+
+import contextlib
+from typing import Any, Callable, Iterator, Optional, Tuple
+
+import torch
+
+from ._collectives import all_to_all, broadcast
+from ._weft import TimeoutError, TransportError
+from ._world import rank, size
+
+_CHUNK = 1 << 24  # elements that a message has at most
+_FIX = (
+    "state_dict() of a model or an optimizer with sharded tables is a collective: call it on all ranks, or weft.save(model, path), "
+    "which only rank 0 writes"
+)
+_only_rank_0 = False
+
+
+@contextlib.contextmanager
+def only_rank_0() -> Iterator[None]:
+    """Inside, whole tables are put together on rank 0; the others get empty ones."""
+    global _only_rank_0
+    before, _only_rank_0 = _only_rank_0, True
+    try:
+        yield
+    finally:
+        _only_rank_0 = before
+
+
+@contextlib.contextmanager
+def collective_state() -> Iterator[None]:
+    """What fails inside because other ranks do something else says so."""
+    try:
+        yield
+    except (TimeoutError, TransportError) as error:
+        if _FIX not in str(error):
+            error.args = (f"{error} ({_FIX})",)
+        raise
+
+
+def gather(mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> torch.Tensor:
+    """All columns, of this rank's and those that the others hold. A collective."""
+    rows = mine.shape[0]
+    wanted = rank() == 0 or not _only_rank_0
+    first, count = columns(size() - 1)
+    whole = torch.empty((rows, first + count if wanted else 0), dtype=mine.dtype)
+    for root in range(size()):
+        first, count = columns(root)
+        part = mine.contiguous() if root == rank() else torch.empty((rows, count), dtype=mine.dtype)
+        if size() > 1:
+            broadcast(part, root=root)
+        if wanted:
+            whole[:, first : first + count] = part
+    return whole
+
+
+def scatter(whole: Optional[torch.Tensor], mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> None:
+    """Into `mine` this rank's columns of rank 0's tensor; the others give None, or whatever they have. A collective."""
+    rows = mine.shape[0]
+    if size() == 1:
+        assert whole is not None
+        mine.copy_(whole)
+        return
+    widths = [columns(r) for r in range(size())]
+    step = max(1, _CHUNK // max(1, sum(count for _, count in widths)))
+    for begin in range(0, rows, step):
+        end = min(rows, begin + step)
+        send = torch.empty(0, dtype=mine.dtype)
+        if rank() == 0:
+            assert whole is not None
+            send = torch.cat([whole[begin:end, first : first + count].reshape(-1) for first, count in widths]).to(mine.dtype)
+        arrived = torch.empty((end - begin) * mine.shape[1], dtype=mine.dtype)
+        to = [(end - begin) * count if rank() == 0 else 0 for _, count in widths]
+        all_to_all(arrived, send, [arrived.numel(), *[0] * (size() - 1)], to)
+        mine[begin:end] = arrived.view(end - begin, mine.shape[1])
+
+
+def save(model: Any, path: Any) -> None:
+    """Writes model.state_dict() to `path`, as torch.save does; all ranks call it, rank 0 writes. For anything that has a
+    state_dict(), and for a dict of such: weft.save({"model": model, "optimizer": optimizer}, path).
+    """
+    from ._collectives import barrier
+
+    with only_rank_0():
+        if isinstance(model, dict):
+            state = {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in model.items()}
+        else:
+            state = model.state_dict()
+    if rank() == 0:
+        torch.save(state, path)
+    barrier()
