@@ -18,8 +18,12 @@
 namespace weft {
 namespace {
 
+using torch_test::distance;
 using torch_test::disturb;
+using torch_test::expect_same_bits;
+using torch_test::loss_distance;
 using torch_test::torchs;
+using torch_test::Trained;
 
 constexpr std::int64_t kSequences = 7;  // no multiple of the ranks: shares are uneven
 constexpr std::int64_t kLength = 12;
@@ -73,17 +77,6 @@ Batch batch_of(const Model& model, const Training& t, std::int64_t step) {
   return batch;
 }
 
-Batch part(const Batch& whole, std::int64_t begin, std::int64_t end) {
-  return {.tokens = whole.tokens.slice(0, begin, end),
-          .targets = whole.targets.slice(0, begin, end),
-          .first_sequence = whole.first_sequence + begin};
-}
-
-struct Trained {
-  std::vector<torch::Tensor> parameters;
-  std::vector<double> losses;
-};
-
 std::vector<torch::Tensor> copies(const Model& model) {
   std::vector<torch::Tensor> out;
   for (const Parameter& p : model.parameters()) out.push_back(p.tensor.detach().clone());
@@ -130,11 +123,12 @@ Trained train_on(World& world, const Training& t) {
   const Blocks shares(world.size(), t.sequences);
   for (int step = 0; step < t.steps; ++step) {
     const Batch whole = batch_of(*model, t, step);
-    Batch mine = part(whole, shares.begin(world.rank()), shares.begin(world.rank() + 1));
+    Batch mine = part_of(whole, shares.begin(world.rank()), shares.begin(world.rank() + 1));
     if (t.wrong_place) mine.first_sequence = 0;
     std::vector<Batch> micro;
     const Blocks cuts(t.micro_batches, sequences(mine));
-    for (int m = 0; m < t.micro_batches; ++m) micro.push_back(part(mine, cuts.begin(m), cuts.begin(m + 1)));
+    for (int m = 0; m < t.micro_batches; ++m)
+      micro.push_back(part_of(mine, cuts.begin(m), cuts.begin(m + 1)));
     take(replica.step(micro, {.seed = kSeed, .step = step}).last_loss);
     if (t.average_again != 1) {
       replica.settle();
@@ -147,39 +141,12 @@ Trained train_on(World& world, const Training& t) {
   return out;
 }
 
-void expect_same_bits(const Trained& a, const Trained& b) {
-  EXPECT_EQ(a.losses, b.losses);
-  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
-    EXPECT_TRUE(torch::equal(a.parameters[i], b.parameters[i])) << "parameter " << i;
-  }
-}
-
 // Every rank's result, which must be the same bits.
 Trained together(const Training& t, int ranks) {
   std::vector<Trained> all(static_cast<std::size_t>(ranks));
   run_ranks(ranks, [&](World& world) { all[static_cast<std::size_t>(world.rank())] = train_on(world, t); });
   for (const Trained& other : all) expect_same_bits(other, all[0]);
   return all[0];
-}
-
-// The largest distance of a parameter tensor from the other one, relative to the other one's norm.
-double distance(const Trained& a, const Trained& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
-    const torch::Tensor x = a.parameters[i].to(torch::kFloat64);
-    const torch::Tensor y = b.parameters[i].to(torch::kFloat64);
-    largest = std::max(largest, (x - y).norm().item<double>() / (y.norm().item<double>() + 1e-30));
-  }
-  return largest;
-}
-
-double loss_distance(const Trained& a, const Trained& b) {
-  EXPECT_EQ(a.losses.size(), b.losses.size());
-  double largest = 0;
-  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
-    largest = std::max(largest, std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]));
-  }
-  return largest;
 }
 
 TEST(Replica, DenseEqualsTheWholeBatchInOneProcess) {
@@ -320,7 +287,7 @@ TEST(Replica, AGradientThatIsNotFiniteIsAnErrorOrASkippedStep) {
       const std::vector<torch::Tensor> before = copies(*model);
       const Blocks shares(2, kSequences);
       const Batch mine =
-          part(batch_of(*model, t, 0), shares.begin(world.rank()), shares.begin(world.rank() + 1));
+          part_of(batch_of(*model, t, 0), shares.begin(world.rank()), shares.begin(world.rank() + 1));
       const auto spoil = [&](const torch::Tensor& g) { return g * std::numeric_limits<float>::infinity(); };
       const Parameter bad = model->parameters().back();
       if (world.rank() == 1) bad.tensor.register_hook(spoil);

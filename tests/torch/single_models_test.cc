@@ -7,12 +7,15 @@
 #include <map>
 
 #include "data/zipf.h"
+#include "message_of.h"
 #include "torch/model_cases.h"
 #include "weft/error.h"
 #include "weft_torch/train/replica.h"
 
 namespace weft {
 namespace {
+
+using testing::message_of;
 
 // The gradient of the embedding's weight is that of its use as a table and that of its use as a head:
 // compared with a plain model of the same mathematics in which they are two tensors.
@@ -109,15 +112,6 @@ TEST(DefaultModels, WeightsHaveTheirDistribution) {
   for (const Parameter& p : lm->parameters()) {
     if (p.name.starts_with("lstm")) check(p.tensor, 1 / std::sqrt(384.0) / std::sqrt(3.0));
   }
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "(no UsageError)";
 }
 
 TEST(BadModels, AreRefusedInOneSentence) {

@@ -1,9 +1,13 @@
 // What one process with torch alone is made of: the reference of the tests of replicas.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "state/optimizer.h"
@@ -29,6 +33,39 @@ inline std::unique_ptr<torch::optim::Optimizer> torchs(const OptimizerOptions& o
                                                 torch::optim::AdamOptions(o.lr).weight_decay(o.weight_decay));
   }
   return std::make_unique<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(o.lr));
+}
+
+struct Trained {
+  std::vector<torch::Tensor> parameters;
+  std::vector<double> losses;
+};
+
+// The largest distance of a parameter tensor from the other one, relative to the other one's norm.
+inline double distance(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.parameters.size(), b.parameters.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+    EXPECT_EQ(a.parameters[i].sizes(), b.parameters[i].sizes());
+    const torch::Tensor x = a.parameters[i].to(torch::kFloat64);
+    const torch::Tensor y = b.parameters[i].to(torch::kFloat64);
+    largest = std::max(largest, (x - y).norm().item<double>() / (y.norm().item<double>() + 1e-30));
+  }
+  return largest;
+}
+
+inline double loss_distance(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.losses.size(), b.losses.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i)
+    largest = std::max(largest, std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]));
+  return largest;
+}
+
+inline void expect_same_bits(const Trained& a, const Trained& b, const std::string& what = "") {
+  EXPECT_EQ(a.losses, b.losses) << what;
+  ASSERT_EQ(a.parameters.size(), b.parameters.size());
+  for (std::size_t i = 0; i < a.parameters.size(); ++i)
+    EXPECT_TRUE(torch::equal(a.parameters[i], b.parameters[i])) << what << ", parameter " << i;
 }
 
 // Every gradient is off by that share of its tensor's root mean square, at random.

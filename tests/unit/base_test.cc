@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "base/worker_pool.h"
+#include "message_of.h"
 #include "weft/config.h"
 #include "weft/error.h"
 #include "weft/random.h"
@@ -16,14 +17,7 @@
 namespace weft {
 namespace {
 
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "(no UsageError)";
-}
+using testing::message_of;
 
 TEST(Units, Sizes) {
   EXPECT_EQ(parse_bytes("8192"), 8192u);
@@ -139,10 +133,10 @@ TEST(Log, LevelsAreNamed) {
 
 TEST(Log, ALineHasLevelAndRank) {
   Log log("info", 3);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   log.info("a line");
   log.debug("another");  // control: below the level
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string said = ::testing::internal::GetCapturedStderr();
   for (const char* part : {"info", "rank 3", "a line"})
     EXPECT_NE(said.find(part), std::string::npos) << part << " in: " << said;
   EXPECT_EQ(said.find("another"), std::string::npos) << said;

@@ -8,19 +8,12 @@
 #include <set>
 #include <string>
 
-#include "weft/error.h"
+#include "message_of.h"
 
 namespace weft {
 namespace {
 
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "(no UsageError)";
-}
+using testing::message_of;
 
 ModelShape tiny(std::string_view model) { return model_shape(model, model_options(model, "tiny")); }
 

@@ -19,22 +19,16 @@
 #include "data/open.h"
 #include "data/token_cache.h"
 #include "data/tokenizer.h"
+#include "message_of.h"
 #include "weft/error.h"
 #include "weft/train/model_options.h"
 
 namespace weft {
 namespace {
 
-namespace fs = std::filesystem;
+using testing::message_of;
 
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "(no UsageError)";
-}
+namespace fs = std::filesystem;
 
 class Files : public ::testing::Test {
  protected:

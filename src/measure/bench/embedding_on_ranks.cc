@@ -188,11 +188,7 @@ class TableRank final : public Driver {
     look_up(m);
     World& world = rank_.world;
     largest_of_ranks(world, m.seconds);
-    std::vector<double> signs(m.values.begin(), m.values.end());  // equal where the largest is also the least
-    for (const float value : m.values) signs.push_back(-static_cast<double>(value));
-    largest_of_ranks(world, signs);
-    for (std::size_t i = 0; i < m.values.size(); ++i)
-      m.same_bits = m.same_bits && signs[i] == -signs[m.values.size() + i];
+    m.same_bits = same_on_ranks(world, {m.values.begin(), m.values.end()});
     const EmbeddingMeasured::Sent mine = sent();
     std::vector<double> all(3 * static_cast<std::size_t>(world.size()));
     const std::size_t at = 3 * static_cast<std::size_t>(world.rank());

@@ -179,6 +179,17 @@ void largest_of_ranks(World& world, std::vector<double>& values) {
   world.all_reduce(std::span(values), {.reduction = Reduction::max});
 }
 
+// The largest of each is also the least.
+bool same_on_ranks(World& world, const std::vector<double>& values) {
+  std::vector<double> signs = values;
+  for (const double value : values) signs.push_back(-value);
+  largest_of_ranks(world, signs);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (signs[i] != -signs[values.size() + i]) return false;
+  }
+  return true;
+}
+
 void on_ranks(const BenchOptions& options, const BenchWorld& how, BenchReport* report,
               const BenchBody& body) {
   if (how.launched)

@@ -33,6 +33,8 @@ void on_ranks(const BenchOptions& options, const BenchWorld& how, BenchReport* r
 void bench_cases(const BenchOptions& options, const std::vector<BenchCase>& cases, const BenchRank& rank);
 // Each value becomes the largest of all ranks.
 void largest_of_ranks(World& world, std::vector<double>& values);
+// Whether all ranks have the same numbers. They must be as many.
+bool same_on_ranks(World& world, const std::vector<double>& values);
 
 // The simulated network that the options name.
 SimRanksOptions sim_options(const BenchOptions& options);

@@ -240,13 +240,10 @@ class SparseRank {
     for (std::vector<double>* values : {&m.seconds, &m.select, &m.wire, &m.bytes, &rounds_})
       largest_of_ranks(world, *values);
     world.all_reduce(std::span(sent_));
-    std::vector<double> signs = hashes_;  // equal on all ranks if the largest is also the least
-    for (const double h : hashes_) signs.push_back(-h);
-    signs.push_back(correct_ ? 0 : 1);
-    largest_of_ranks(world, signs);
-    m.correct = signs.back() == 0;
-    for (std::size_t i = 0; i < hashes_.size(); ++i)
-      m.correct = m.correct && signs[i] == -signs[hashes_.size() + i];
+    std::vector<double> wrong{correct_ ? 0.0 : 1.0};
+    largest_of_ranks(world, wrong);
+    const bool same = same_on_ranks(world, hashes_);
+    m.correct = same && wrong[0] == 0;
     m.rounds = static_cast<int>(median(rounds_));
     m.entries_out = entries_out_;
     m.bytes_per_entry = sent_[0] > 0 ? sent_[1] / sent_[0] : 0;
