@@ -72,7 +72,11 @@ void add_sparse_options(CLI::App& verb, TypedSparse& typed) {
   option("--quotas", typed.quotas, "of the buckets: adaptive (default), proportional");
   option("--threads", typed.scheme.threads, "of the selection, a rank (default 1)");
   option("--steps-before", typed.steps_before,
-         "steps that settle the state, not measured (default 3; oktopk settles after about 5 length/k)");
+         "steps that settle the state, not measured (default 3; oktopk has settled after some 250)");
+  typed.flags.push_back(
+      verb.add_flag("--shifted-draws", typed.shifted,
+                    "data are drawn once and shifted by another distance each step: many steps in less time")
+          ->group(group));
   typed.flags.push_back(
       verb.add_flag("--no-check", typed.no_check, "no captured energy, no mass error")->group(group));
   typed.flags.push_back(
@@ -110,6 +114,10 @@ SparseBench checked(const TypedSparse& typed, int ranks) {
   bench.scheme.gather = one_of("--gather", scheme.gather, {"auto", "r-sag", "b-sag"});
   bench.scheme.residual = residual_rule_of(typed.residual);
   bench.steps_before = typed.steps_before;
+  if (typed.shifted && bench.distribution == Distribution::layered) {
+    throw UsageError("--shifted-draws would shift the layers of --distribution layered: leave it out");
+  }
+  bench.shifted = typed.shifted;
   bench.check = !typed.no_check;
   bench.crossover = typed.crossover;
   check_teams(bench.scheme, ranks);

@@ -22,7 +22,7 @@ struct TypedSparse {
   std::string distribution = "gaussian", residual = "gres", quotas;
   int steps_before = 3;
   std::optional<std::int64_t> buckets;
-  bool no_check = false, crossover = false;
+  bool shifted = false, no_check = false, crossover = false;
   std::vector<CLI::Option*> flags;  // of this family alone
 };
 

@@ -311,6 +311,15 @@ class SparseTest(CliTest):
         # Its formula is for k selected and k in the result; both are at most 4k/3.
         self.assertLessEqual(row["payload_bytes_per_rank"], 4 / 3 * row["formula_bytes_per_rank"])
 
+    def test_shifted_draws_are_others_each_step(self) -> None:
+        case = (*self.CASE, "--length", "60000", "--algorithm", "spardl", "--steps-before", "10")
+        drawn, shifted = (self.bench(*case, "--transport", "sim", *flags)[0] for flags in ((), ("--shifted-draws",)))
+        self.assert_sound([drawn, shifted])
+        self.assertEqual((drawn["shifted_draws"], shifted["shifted_draws"]), (False, True))
+        # Were it the same vector each step, residuals would grow in the same places and the sum's largest entries hold nearly everything.
+        self.assertAlmostEqual(shifted["energy_share"] / drawn["energy_share"], 1, delta=0.1)
+        self.assertEqual(shifted["captured_energy"], self.bench(*case, "--transport", "threads", "--shifted-draws")[0]["captured_energy"])
+
     def test_codecs_teams_rules_and_blocks(self) -> None:
         spardl = (*self.CASE, "--algorithm", "spardl", "--transport", "sim")
         for codec in ("coo", "packed", "packed-bf16"):
@@ -464,6 +473,7 @@ class SparseTest(CliTest):
         refused("--buckets", "2", "--quotas", "equal", says="adaptive, proportional")
         refused("--buckets", "2", "--transport", "sim", "--crossover", says="without --buckets")
         refused("--steps-before=-1", says="steps-before")
+        refused("--shifted-draws", "--distribution", "layered", says="layers")
         refused("--bytes", "4KiB", says="--length")
         refused("--crossover", says="sim")
         refused("--transport", "sim", "--trace", "/tmp/none", says="trace")

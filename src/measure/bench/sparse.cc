@@ -105,6 +105,7 @@ Json call_fields(const BenchOptions& options, const SparseCase& c, const SparseM
           {"quotas", bench.buckets > 0 ? Json(name_of(bench.scheme.quotas)) : Json(nullptr)},
           {"threads", bench.scheme.threads},
           {"steps_before", bench.steps_before},
+          {"shifted_draws", bench.shifted},
           {"bytes", scaled(4 * static_cast<double>(c.length))},
           {"byte_scale", scale}};
 }

@@ -17,6 +17,7 @@ struct SparseBench {
   SchemeOptions scheme;
   int buckets = 0;  // 0: one operation, without the data-parallel layer
   int steps_before = 3;
+  bool shifted = false;  // one draw, in every step shifted by another distance
   bool check = true;
   bool crossover = false;
 };

@@ -55,13 +55,6 @@ class SparseRank {
     rank_.world.barrier();
     rank_.world.barrier();
   }
-  void draw_step() {
-    draw({.distribution = bench_.distribution,
-          .seed = 1,
-          .rank = static_cast<std::uint32_t>(rank_.world.rank()),
-          .step = step_},
-         vector_.gradient());
-  }
   SubmitOptions submission() {
     SubmitOptions options;
     options.name = "sparse_allreduce";
@@ -72,7 +65,7 @@ class SparseRank {
   }
 
   Took step(bool weighed) {
-    draw_step();
+    vector_.draw(rank_.world.rank(), step_);
     const std::vector<float> put_in = weighed ? vector_.put_in() : std::vector<float>();
     wait_for_all();
     const SubmitOptions options = submission();
@@ -197,7 +190,7 @@ class SparseRank {
     std::vector<MessageLog> logs[2];
     std::vector<double> bytes(2);
     for (std::size_t i = 0; i < 2; ++i) {
-      draw_step();
+      vector_.draw(rank_.world.rank(), step_);
       wait_for_all();
       rank_.world.run(submission(), [this, &log = logs[i]](Comm comm) { return vector_.record(comm, log); });
       for (const MessageLog& log : logs[i]) {

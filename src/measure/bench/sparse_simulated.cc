@@ -13,13 +13,7 @@ namespace {
 // All ranks of a case. Its memory outlives the engines.
 struct SparseJob {
   void draw_all(std::uint32_t step) {
-    for (std::size_t r = 0; r < vectors.size(); ++r) {
-      draw({.distribution = options.sparse.distribution,
-            .seed = 1,
-            .rank = static_cast<std::uint32_t>(r),
-            .step = step},
-           vectors[r].gradient());
-    }
+    for (std::size_t r = 0; r < vectors.size(); ++r) vectors[r].draw(static_cast<int>(r), step);
   }
   bool finish() {
     bool committed = true;

@@ -7,10 +7,13 @@
 
 #include "base/identity.h"
 #include "weft/collective.h"
+#include "weft/random.h"
 
 namespace weft {
 
 namespace {
+
+constexpr std::uint32_t kShift = 0x7368'6674u;  // "shft"
 
 std::unique_ptr<DataParallel> layer_of(const SparseBench& bench, const SparseCase& c, Engine& engine) {
   if (bench.buckets == 0) return nullptr;
@@ -59,12 +62,29 @@ Task<void> together(Comm comm, Engine& engine, std::size_t count,
 }
 
 SparseVector::SparseVector(const SparseBench& bench, const SparseCase& c, Engine& engine)
-    : engine_(engine),
+    : bench_(bench),
+      engine_(engine),
       case_(c),
       call_(sparse_call(find_scheme(c.row->name), bench.scheme, c.k)),
       gradient_(static_cast<std::size_t>(c.length)),
       buckets_(layer_of(bench, c, engine)),
       state_(buckets_ ? 0 : c.length) {}
+
+void SparseVector::draw(int rank, std::uint32_t step) {
+  Draw what{.distribution = bench_.distribution,
+            .seed = 1,
+            .rank = static_cast<std::uint32_t>(rank),
+            .step = step};
+  if (!bench_.shifted) return weft::draw(what, gradient_);
+  if (drawn_.empty()) {
+    what.step = 0;
+    drawn_.resize(gradient_.size());
+    weft::draw(what, drawn_);
+  }
+  Random random(what.seed, kShift, what.rank, step);
+  const auto by = static_cast<std::ptrdiff_t>(random.below(static_cast<std::uint32_t>(drawn_.size())));
+  std::rotate_copy(drawn_.begin(), drawn_.begin() + by, drawn_.end(), gradient_.begin());
+}
 
 void SparseVector::lay_out(std::uint32_t step) {
   parts_.clear();

@@ -45,7 +45,8 @@ class SparseVector {
   // REQUIRES: `bench` and `c` outlive it.
   SparseVector(const SparseBench& bench, const SparseCase& c, Engine& engine);
 
-  std::span<float> gradient() { return gradient_; }
+  // The gradient of a rank in a step.
+  void draw(int rank, std::uint32_t step);
   // A step with the gradient that is there.
   Task<void> run(Comm comm, std::uint32_t step);
   // Ends it: commits, or rolls back and gives false where the gradient is not finite.
@@ -67,10 +68,12 @@ class SparseVector {
  private:
   void lay_out(std::uint32_t step);
 
+  const SparseBench& bench_;
   Engine& engine_;
   const SparseCase& case_;
   SparseOptions call_;
   std::vector<float> gradient_;
+  std::vector<float> drawn_;  // where draws are shifted: what is shifted
   std::unique_ptr<DataParallel> buckets_;  // null: one operation, on the next two
   SparseState state_;
   SparseResult result_;
