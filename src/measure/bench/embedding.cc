@@ -145,7 +145,7 @@ Json object(const BenchOptions& options, const TableWay& way, const EmbeddingMea
   const auto columns = static_cast<std::size_t>(bench.columns);
   for (std::size_t i = 0; correct && i < m.values.size(); ++i)
     correct = m.values[i] == batches.value(m.asked[i / columns], i % columns, m.steps);
-  const double middle = median(m.seconds);
+  const auto [middle, low, high] = median_with_interval(m.seconds);
   const double table = static_cast<double>(bench.rows * bench.columns) * sizeof(float);
   const std::optional<LinkSpec>& link = options.link ? options.link : options.ideal;
   const bool has_ideal = link && bytes.busiest_ports > 0;
@@ -168,6 +168,8 @@ Json object(const BenchOptions& options, const TableWay& way, const EmbeddingMea
       {"byte_scale", 1},
       {"iterations", m.seconds.size()},
       {"seconds_median", middle},
+      {"seconds_low", low},
+      {"seconds_high", high},
       {"seconds_p99", quantile(m.seconds, 0.99)},
       {"algbw_bytes_per_second", middle > 0 ? table / middle : 0},
       {"busbw_bytes_per_second", middle > 0 ? table / middle * 2 * (options.ranks - 1) / options.ranks : 0},

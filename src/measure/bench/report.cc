@@ -53,7 +53,7 @@ const MpiBest* BenchReport::mpi_for(const BenchCase& c) const {
 }
 
 Json BenchReport::object(const BenchCase& c, const Measured& m) const {
-  const double middle = median(m.seconds);
+  const auto [middle, low, high] = median_with_interval(m.seconds);
   Shape shape = c.shape;
   shape.micro_op_bytes = m.micro_op_bytes;
   const std::optional<double> ideal = ideal_seconds(options_, c);
@@ -72,6 +72,8 @@ Json BenchReport::object(const BenchCase& c, const Measured& m) const {
       {"byte_scale", scale},
       {"iterations", m.seconds.size()},
       {"seconds_median", middle},
+      {"seconds_low", low},
+      {"seconds_high", high},
       {"seconds_p99", quantile(m.seconds, 0.99)},
       {"algbw_bytes_per_second", middle > 0 ? algorithm_bytes(c) / middle : 0},
       {"busbw_bytes_per_second", middle > 0 ? algorithm_bytes(c) * bus_factor(c) / middle : 0},

@@ -118,7 +118,7 @@ bool bytes_as_formula(const BenchOptions& options, const SparseMeasured& m) {
 
 Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasured& m) {
   const double scale = options.byte_scale;
-  const double middle = median(m.seconds);
+  const auto [middle, low, high] = median_with_interval(m.seconds);
   const auto scaled = [scale](double x) { return std::llround(x * scale); };
   const double bytes = 4 * static_cast<double>(options.sparse.length);
   const double payload = median(m.bytes);
@@ -134,6 +134,8 @@ Json object(const BenchOptions& options, const SparseCase& c, const SparseMeasur
   const Json measured = {
       {"iterations", m.seconds.size()},
       {"seconds_median", middle},
+      {"seconds_low", low},
+      {"seconds_high", high},
       {"seconds_p99", quantile(m.seconds, 0.99)},
       {"select_seconds", m.select.empty() ? Json(nullptr) : Json(median(m.select))},
       {"wire_seconds", median(m.wire)},
