@@ -86,7 +86,9 @@ void add_gradient_flags(Settings& s, TrainFlags& t) {
 void add_table_flags(Settings& s, TrainFlags& t) {
   s.group("Tables");
   TablesOptions& tables = t.options.tables;
-  s.add("tables", tables.way, "how embedding tables are exchanged: " + list_of(table_way_names()));
+  s.add("tables", tables.way,
+        "how embedding tables are exchanged: " + list_of(table_way_names()) +
+            "; by table: WAY/TABLE=WAY/...; auto: each by cost");
   add_table_scheduling(s, t);
 }
 
@@ -230,9 +232,23 @@ std::optional<EmulatedLink> resolve_network(const std::string& link, const Netwo
 }
 
 bool take_auto(SchemeOptions& scheme) {
-  if (scheme.name != kAutoScheme) return false;
+  if (scheme.name != kAuto) return false;
   scheme.name = SchemeOptions{}.name;
   return true;
+}
+
+bool take_auto(TablesOptions& tables) {
+  if (tables.way != kAuto) return false;
+  tables.way = "embrace";  // it has everything that can be said of tables
+  check_tables(tables);
+  tables.way = TablesOptions{}.way;
+  return true;
+}
+
+void check_undecided(const TrainOptions& options, bool auto_tables, int ranks) {
+  TrainOptions known = options;
+  if (auto_tables) known.tables = {};
+  check_train(known, ranks);
 }
 
 double parse_flops(const std::string& text) {

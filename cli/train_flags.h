@@ -66,9 +66,13 @@ int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named, i
 // `link` with the network's nodes; none where `link` is empty. Throws UsageError.
 std::optional<EmulatedLink> resolve_network(const std::string& link, const NetworkFlags& network, int ranks);
 
-// Whether the scheme is "auto"; then it becomes the default one, until a plan has chosen.
-inline constexpr std::string_view kAutoScheme = "auto";
+// Whether it is "auto"; then it becomes the default one, until one was chosen.
+inline constexpr std::string_view kAuto = "auto";
 bool take_auto(SchemeOptions& scheme);
+// Throws UsageError for what no way of tables could have.
+bool take_auto(TablesOptions& tables);
+// check_train() of what is known while the way of tables is not.
+void check_undecided(const TrainOptions& options, bool auto_tables, int ranks);
 
 // "5e12", "10tflops", "312T": FLOPs a second. Throws UsageError.
 double parse_flops(const std::string& text);

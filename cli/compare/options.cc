@@ -145,8 +145,10 @@ std::string variants_text(const std::string& schemes, const std::string& tables)
   if (tables.empty()) return schemes;
   std::string out;
   for (const std::string& scheme : split(schemes, ',')) {
-    for (const std::string& way : split(tables, ','))
+    for (const std::string& way : split(tables, ',')) {
+      if (way == kAuto) throw UsageError("--tables auto is for train and plan: compare names the ways");
       out += (out.empty() ? "" : ",") + scheme + "+tables=" + way;
+    }
   }
   return out;
 }

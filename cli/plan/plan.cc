@@ -38,9 +38,8 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   s.add("scheme", c.options.scheme.name,
         list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");
   add_gradient_flags(s, c);
-  s.add("clip-norm", c.options.clip_norm,
-        "of the averaged gradient; 0: none. Updates then wait for all of it");
   add_table_flags(s, c);
+  add_optimizer_flags(s, c);
   s.group("Run");
   s.add("ranks", c.ranks, "of the job");
   s.add("mesh", c.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
@@ -94,6 +93,7 @@ struct Planned {
   const Outline& outline;
   const SchemeOptions& scheme;
   const std::optional<Choice>& choice;
+  const std::optional<TablesChoice>& tables;
   const Plan& plan;
 };
 
@@ -122,6 +122,7 @@ void print_json(const Planned& p, int ranks) {
            {"mesh", parse_mesh(p.command.mesh, ranks).text()},
            {"link", p.command.link},
            {"scheme", p.scheme.name},
+           {"tables", p.command.options.tables.way},
            {"computation", p.outline.source},
            {"step_seconds", predicted.step_seconds},
            {"exposed_seconds", predicted.exposed_seconds},
@@ -170,6 +171,7 @@ void print_text(const Planned& p, int ranks) {
               parse_mesh(p.command.mesh, ranks).text().c_str(), link.c_str(),
               seconds_text(p.plan.prediction.compute_seconds).c_str(), source_of(p).c_str());
   if (p.choice) std::printf("scheme auto: %s\n", p.choice->why.c_str());
+  if (p.tables) std::printf("tables auto: %s\n", p.tables->why().c_str());
   print_rows(p.plan);
   if (p.command.show_schedule) {
     for (const Phase phase : {Phase::first, Phase::steady, Phase::settle})
@@ -197,11 +199,16 @@ int plan(const std::vector<std::string>& arguments) {
   resolve_plan(command, command.link);
   const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
   check_mesh(command.mesh, ranks);
-  const bool is_auto = take_auto(command.options.scheme);
-  check_train(command.options, ranks);
+  const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables);
+  check_undecided(command.options, auto_tables, ranks);
   const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";
   const Outline outline = outline_of(command, named_model, ranks);
   const std::optional<EmulatedLink> link = resolve_network(command.link, command, ranks);
+  std::optional<TablesChoice> tables;
+  if (auto_tables) {
+    tables = choose_tables_for(command.options, ranks, outline);
+    command.options.tables = tables->tables;
+  }
   std::optional<Choice> choice;
   if (is_auto) {
     choice = choose_for(command.options, ranks, link, outline);
@@ -211,7 +218,8 @@ int plan(const std::vector<std::string>& arguments) {
       simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
   Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
   if (choice) explain(made, *choice);
-  const Planned planned{command, outline, command.options.scheme, choice, made};
+  if (tables) explain(made, *tables);
+  const Planned planned{command, outline, command.options.scheme, choice, tables, made};
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;
 }

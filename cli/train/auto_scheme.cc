@@ -1,6 +1,9 @@
 #include "train/auto_scheme.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <sstream>
+#include <utility>
 
 #include "config_text.h"
 #include "measure/emulated.h"
@@ -24,28 +27,56 @@ Choice choose_for(const TrainOptions& options, int ranks, const std::optional<Em
   return choose_scheme(outline, emulation_of(options, ranks, outline), simulation);
 }
 
-std::string line_of(const Choice& choice) {
-  return choice.scheme.name + "\n" + find_scheme_knob(kStayDense).text(choice.scheme) + "\n" + choice.why;
+TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Outline& outline) {
+  return choose_tables(outline, options.tables, optimizer_options(options), ranks, options.seed,
+                       options.planned_link);
 }
 
-void take_line(const std::string& line, TrainOptions& options, std::string& why) {
-  std::istringstream lines(line);
+void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
+            const Outline& outline, bool launched) {
+  if (asked.tables) {
+    const TablesChoice choice = choose_tables_for(options, ranks, outline);
+    std::fprintf(stderr, "weft: note: tables auto: %s\n", choice.why().c_str());
+    options.tables = choice.tables;
+  }
+  if (asked.scheme) {
+    const Choice choice = choose_for(options, ranks, link, outline, launched);
+    std::fprintf(stderr, "weft: note: scheme auto: %s\n", choice.why.c_str());
+    options.scheme = choice.scheme;
+  }
+}
+
+std::string lines_of(const TrainOptions& options) {
+  return options.scheme.name + "\n" + find_scheme_knob(kStayDense).text(options.scheme) + "\n" +
+         options.tables.way + "\n" + options.tables.scheduling;
+}
+
+void take_lines(const std::string& text, TrainOptions& options) {
+  std::istringstream lines(text);
   std::string dense;
   std::getline(lines, options.scheme.name);
   std::getline(lines, dense);
-  std::getline(lines, why);
+  std::getline(lines, options.tables.way);
+  options.tables.scheduling.clear();
+  std::getline(lines, options.tables.scheduling);
   find_scheme_knob(kStayDense).set(options.scheme, dense);
 }
 
-std::string with_scheme(const std::string& config, const SchemeOptions& scheme) {
+std::string with_choice(const std::string& config, const TrainOptions& options) {
+  const std::pair<std::string_view, std::string> chosen[] = {
+      {"scheme", options.scheme.name},
+      {kStayDense, find_scheme_knob(kStayDense).text(options.scheme)},
+      {"tables", options.tables.way},
+      {"tables-scheduling", options.tables.scheduling}};
   std::istringstream lines(config);
   std::string out;
-  const std::string dense(kStayDense);
   for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("scheme = ") && !line.starts_with(dense + " = ")) out += line + "\n";
+    const bool replaced = std::ranges::any_of(
+        chosen, [&](const auto& c) { return line.starts_with(std::string(c.first) + " = "); });
+    if (!replaced) out += line + "\n";
   }
-  return out + "scheme = " + toml_string(scheme.name) + "\n" + dense + " = " +
-         toml_string(find_scheme_knob(kStayDense).text(scheme)) + "\n";
+  for (const auto& [name, value] : chosen) out += std::string(name) + " = " + toml_string(value) + "\n";
+  return out;
 }
 
 }  // namespace weft::cli

@@ -1,4 +1,4 @@
-// `--scheme auto` of a training run: what is chosen, by whom, and how it is kept.
+// `--scheme auto` and `--tables auto` of a training run: what is chosen, by whom, and how it is kept.
 #pragma once
 
 #include <optional>
@@ -6,6 +6,7 @@
 
 #include "planner/choose.h"
 #include "weft/world.h"
+#include "workload/table_choice.h"
 #include "workload/train_options.h"
 
 namespace weft::cli {
@@ -15,11 +16,21 @@ namespace weft::cli {
 Choice choose_for(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
                   const Outline& outline, bool launched = false);
 
-// A choice in one line for other ranks, and back.
-std::string line_of(const Choice& choice);
-void take_line(const std::string& line, TrainOptions& options, std::string& why);
+// By the cost of each table's ids on the link by which algorithms are chosen.
+TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Outline& outline);
 
-// config.toml with the scheme that was chosen, so that a run that goes on does so with it.
-std::string with_scheme(const std::string& config, const SchemeOptions& scheme);
+// Both of them as they are asked for, tables first, told on stderr. Changes `options`.
+struct Asked {
+  bool scheme = false, tables = false;
+};
+void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
+            const Outline& outline, bool launched = false);
+
+// What was chosen in lines for other ranks, and back.
+std::string lines_of(const TrainOptions& options);
+void take_lines(const std::string& lines, TrainOptions& options);
+
+// config.toml with what was chosen, so that a run that goes on does so with it.
+std::string with_choice(const std::string& config, const TrainOptions& options);
 
 }  // namespace weft::cli

@@ -38,18 +38,17 @@ EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const 
 }  // namespace
 
 void emulate_training(const TrainCommand& command, const MeasureOutline& measure) {
-  check_named_outline(command.computation, command.named_model, command.options.tables, command.ranks);
+  if (!command.auto_tables)
+    check_named_outline(command.computation, command.named_model, command.options.tables, command.ranks);
   const std::filesystem::path folder = claim_folder(command.place, command.options);
   const Outline outline =
       outline_for(folder, command.computation.outline, command.options, command.ranks, measure);
   TrainOptions options = command.options;
   options.model = outline.model;
   std::string config = command.config;
-  if (command.auto_scheme) {
-    const Choice choice = choose_for(options, command.ranks, command.link, outline);
-    std::fprintf(stderr, "weft: note: scheme auto: %s\n", choice.why.c_str());
-    options.scheme = choice.scheme;
-    config = with_scheme(config, choice.scheme);
+  if (command.auto_scheme || command.auto_tables) {
+    choose({command.auto_scheme, command.auto_tables}, options, command.ranks, command.link, outline);
+    config = with_choice(config, options);
   }
   RunReport report(options, {.folder = folder,
                              .config = config,

@@ -97,7 +97,8 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   resolve_plan(t, place.launcher == Placement::Launcher::none ? t.link : "");
   check_mesh(t.mesh, command.ranks);
   command.auto_scheme = take_auto(t.options.scheme);
-  check_train(t.options, command.ranks);
+  command.auto_tables = take_auto(t.options.tables);
+  check_undecided(t.options, command.auto_tables, command.ranks);
   check_computation(t, t.options);
   if (t.emulated() && t.resume_given)
     throw UsageError("--resume: emulated computation trains nothing that could go on");
@@ -130,14 +131,18 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   return command;
 }
 
-// A run that goes on does so with the scheme that was chosen for it: chosen again, by what is measured now, it
-// could be another.
+// A run that goes on does so with what was chosen for it: chosen again, by what is measured now, it could be
+// another.
 std::vector<std::string> without_auto(const std::vector<std::string>& arguments) {
-  const std::string automatic(kAutoScheme);
+  const std::string automatic(kAuto);
+  const auto chosen = [](std::string_view flag) { return flag == "--scheme" || flag == "--tables"; };
   std::vector<std::string> out;
   for (const std::string& argument : arguments) {
-    if (argument == "--scheme=" + automatic) continue;
-    if (argument == automatic && !out.empty() && out.back() == "--scheme")
+    const std::size_t equals = argument.find('=');
+    if (equals != std::string::npos && chosen(argument.substr(0, equals)) &&
+        argument.substr(equals + 1) == automatic)
+      continue;
+    if (argument == automatic && !out.empty() && chosen(out.back()))
       out.pop_back();
     else
       out.push_back(argument);

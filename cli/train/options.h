@@ -25,6 +25,7 @@ struct TrainCommand {
   std::optional<EmulatedLink> link;
   Computation computation;
   bool auto_scheme = false;  // --scheme auto: what is chosen is not in `options` yet
+  bool auto_tables = false;  // --tables auto: the same
   bool trace = false;
   std::string named_model;  // as --model has it; empty: it was not given
   std::string config;       // config.toml

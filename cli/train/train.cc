@@ -35,19 +35,19 @@ TrainRun run_in(const TrainCommand& command, const std::string& folder) {
   return run;
 }
 
-// --scheme auto, from here on a scheme of the table. The choice is one rank's.
-void settle_scheme(TrainCommand& command, const std::string& line) {
-  std::string why;
-  take_line(line, command.options, why);
-  command.config = command.run.config = with_scheme(command.config, command.options.scheme);
-  command.auto_scheme = false;
+// --scheme auto and --tables auto, from here on what was chosen.
+void settle_choice(TrainCommand& command, const std::string& lines) {
+  take_lines(lines, command.options);
+  command.config = command.run.config = with_choice(command.config, command.options);
+  command.auto_scheme = command.auto_tables = false;
 }
 
-std::string chosen_line(const TrainCommand& command, bool launched) {
-  const Outline outline = measured_outline(command.options, command.ranks);
-  const Choice choice = choose_for(command.options, command.ranks, command.link, outline, launched);
-  std::fprintf(stderr, "weft: note: scheme auto: %s\n", choice.why.c_str());
-  return line_of(choice);
+// The choice is one rank's.
+std::string chosen_lines(const TrainCommand& command, bool launched) {
+  TrainOptions options = command.options;
+  const Outline outline = measured_outline(options, command.ranks);
+  choose({command.auto_scheme, command.auto_tables}, options, command.ranks, command.link, outline, launched);
+  return lines_of(options);
 }
 
 ReportOptions report_of(const TrainCommand& command, const std::string& folder, std::string transport) {
@@ -73,9 +73,10 @@ OpenedData checked_data(const TrainCommand& command, int ranks_here) {
 }
 
 void on_threads(TrainCommand command) {
+  if (command.auto_tables) settle_choice(command, chosen_lines(command, false));
   const OpenedData opened = checked_data(command, command.ranks);
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
-  if (command.auto_scheme) settle_scheme(command, chosen_line(command, false));
+  if (command.auto_scheme) settle_choice(command, chosen_lines(command, false));
   const std::string folder = claim_folder(command.place, command.options).string();
   TrainRun run = run_in(command, folder);
   run.source = opened.source;
@@ -111,8 +112,8 @@ void as_launched(TrainCommand command) {
     const std::unique_ptr<World> world = join_world(join);
     rank = world->rank();
     try {
-      if (command.auto_scheme)
-        settle_scheme(command, from_rank_0(*world, [&] { return chosen_line(command, true); }));
+      if (command.auto_scheme || command.auto_tables)
+        settle_choice(command, from_rank_0(*world, [&] { return chosen_lines(command, true); }));
       folder = from_rank_0(*world, [&] {
         checked_data(command, 1);  // (how many ranks share a host is not known)
         return claim_folder(command.place, command.options).string();

@@ -1,6 +1,6 @@
 // What a rank did and when: one event per operation and per micro-op (a message that the scheduler started),
 // and what its driver says of itself: computing, waiting. Written as Chrome trace JSON, which ui.perfetto.dev
-// opens; verify_trace() checks it against the rule that gradient traffic gives way.
+// opens; verify_trace() checks it against the rules of the scheduler.
 #pragma once
 
 #include <cstddef>
@@ -78,13 +78,19 @@ class Trace {
 std::string chrome_trace(std::span<const Trace* const> of_rank, int first = 0);
 
 struct TraceReport {
-  // One sentence for each non-blocking micro-op that started, neither aged nor wanted, while a blocking
-  // micro-op waited or was in the transport, an operation that holds was ready or ran, or blocking traffic
-  // was announced; and one where events were left out, because nobody knows what they would show.
+  // One sentence for each non-blocking micro-op that
+  // - started, neither aged nor wanted, while a blocking micro-op waited or was in the transport, an operation
+  //   that holds was ready or ran, or blocking traffic was announced (gradients give way);
+  // - started, neither aged nor wanted, while one of a higher class, or of its class with a priority before
+  //   its own, was queued (order);
+  // - was queued for longer than `idle` at a stretch while nothing was in the transport and nothing held
+  //   (work is conserved);
+  // and one where events were left out, because nobody knows what they would show.
   std::vector<std::string> breaches;
   std::uint64_t aged = 0;    // micro-ops that started because they had been held for too long
   std::uint64_t wanted = 0;  // and because somebody waited for their operation
 };
-TraceReport verify_trace(const Trace& trace);
+// `idle`: what a communication thread may take to see that the transport is free; in virtual time nothing.
+TraceReport verify_trace(const Trace& trace, Time idle = kNever);
 
 }  // namespace weft

@@ -62,6 +62,44 @@ const TableWay& find_table_way(std::string_view name) {
   return *found;
 }
 
+TableWays::TableWays(std::string_view text) : others_(&find_table_way("scheme")) {
+  for (bool first = true;; first = false) {
+    const std::size_t end = std::min(text.find('/'), text.size());
+    const std::string_view part = text.substr(0, end);
+    const std::size_t equals = part.find('=');
+    if (equals != std::string_view::npos) {
+      std::string name(part.substr(0, equals));
+      if (std::ranges::find(names_, name) != names_.end())
+        throw UsageError("tables: '" + name + "' has two ways");
+      names_.push_back(std::move(name));
+      ways_.push_back(&find_table_way(part.substr(equals + 1)));
+    } else if (first) {
+      others_ = &find_table_way(part);
+    } else {
+      throw UsageError("tables: '" + std::string(part) + "' is no TABLE=WAY, as in embrace/output=dense");
+    }
+    if (end == text.size()) return;
+    text.remove_prefix(end + 1);
+  }
+}
+
+const TableWay& TableWays::of(std::string_view table) const {
+  const auto found = std::ranges::find(names_, table);
+  return found == names_.end() ? *others_ : *ways_[static_cast<std::size_t>(found - names_.begin())];
+}
+
+std::vector<const TableWay*> TableWays::all() const {
+  std::vector<const TableWay*> out{others_};
+  for (const TableWay* way : ways_) {
+    if (std::ranges::find(out, way) == out.end()) out.push_back(way);
+  }
+  return out;
+}
+
+bool TableWays::any(Kind kind) const {
+  return std::ranges::any_of(all(), [&](const TableWay* way) { return way->kind == kind; });
+}
+
 std::vector<std::string_view> table_way_names() {
   std::vector<std::string_view> out;
   out.reserve(kWays.size());
@@ -72,8 +110,7 @@ std::vector<std::string_view> table_way_names() {
 std::vector<std::string_view> table_scheduling_names() { return {kScheduling.begin(), kScheduling.end()}; }
 
 void check_tables(const TablesOptions& o) {
-  const TableWay& way = find_table_way(o.way);
-  const bool hybrid = way.kind == Kind::hybrid;
+  const bool hybrid = TableWays(o.way).any(Kind::hybrid);
   if (!o.scheduling.empty() && std::ranges::find(kScheduling, o.scheduling) == kScheduling.end())
     throw UsageError(unknown_name("scheduling of tables", o.scheduling, table_scheduling_names()));
   if (!hybrid && !o.scheduling.empty())

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "embedding/options.h"
 #include "weft/train/tables_options.h"
@@ -26,6 +28,23 @@ struct TableWay {
 std::span<const TableWay> table_ways();
 // Throws UsageError with the nearest name.
 const TableWay& find_table_way(std::string_view name);
+
+// Of each table, as TablesOptions::way says it.
+class TableWays {
+ public:
+  // Throws UsageError.
+  explicit TableWays(std::string_view text);
+
+  const TableWay& of(std::string_view table) const;
+  const std::vector<std::string>& named() const { return names_; }  // tables that have one of their own
+  std::vector<const TableWay*> all() const;                         // that some table may have, each once
+  bool any(TableWay::Kind kind) const;
+
+ private:
+  const TableWay* others_;
+  std::vector<std::string> names_;
+  std::vector<const TableWay*> ways_;  // of them
+};
 
 // What a HybridEmbedding of `size` ranks is told of a way and of the run's options for tables. dtype,
 // divisor, optimizer, lookahead, updates_wait and first_slot are for the caller to set. REQUIRES: a hybrid

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "base/identity.h"
 
@@ -125,6 +127,106 @@ std::string words_of(const TraceEvent& reason) {
   }
 }
 
+bool is_scheduled(const TraceEvent& e) {
+  return e.kind == TraceEvent::Kind::micro_op && e.traffic != TrafficClass::blocking;
+}
+
+std::string text_of(const TraceEvent& e) {
+  return "micro-op of '" + e.name + "' (" + std::string(name_of(e.traffic)) + ", step " +
+         std::to_string(e.step) + ", hop " + std::to_string(e.hop) + ")";
+}
+
+void check_holds(const Trace& trace, TraceReport& report) {
+  // In order of their start; beside each the one among it and its predecessors that ends last: it answers "is
+  // one open at t".
+  std::vector<Reason> reasons;
+  for (const TraceEvent& e : trace.events()) {
+    if (holds_others(e)) reasons.push_back({e.ready, e.finished, &e});
+  }
+  std::sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.from < b.from; });
+  std::vector<const Reason*> ends_last(reasons.size());
+  for (std::size_t i = 0; i < reasons.size(); ++i) {
+    const bool later = i == 0 || reasons[i].to > ends_last[i - 1]->to;
+    ends_last[i] = later ? &reasons[i] : ends_last[i - 1];
+  }
+  for (const TraceEvent& e : trace.events()) {
+    if (!is_scheduled(e) || e.unheld != Unheld::no) continue;
+    const auto after = std::lower_bound(reasons.begin(), reasons.end(), e.started,
+                                        [](const Reason& r, Time t) { return r.from < t; });
+    if (after == reasons.begin()) continue;
+    const Reason& open = *ends_last[static_cast<std::size_t>(after - reasons.begin()) - 1];
+    if (open.to <= e.started) continue;
+    report.breaches.push_back(text_of(e) + " started while " + words_of(*open.event));
+  }
+}
+
+// Who is queued at the start of each: came before it, and starts behind it.
+void check_order(const Trace& trace, TraceReport& report) {
+  std::vector<const TraceEvent*> by_ready, by_start;
+  for (const TraceEvent& e : trace.events()) {
+    if (is_scheduled(e)) by_ready.push_back(&e);
+  }
+  by_start = by_ready;
+  const auto before = [](auto member) {
+    return [member](const TraceEvent* a, const TraceEvent* b) { return a->*member < b->*member; };
+  };
+  std::stable_sort(by_ready.begin(), by_ready.end(), before(&TraceEvent::ready));
+  std::stable_sort(by_start.begin(), by_start.end(), before(&TraceEvent::started));
+  const auto rank = [](const TraceEvent* e) { return std::pair(e->traffic, e->priority); };
+  const auto first = [&](const TraceEvent* a, const TraceEvent* b) {
+    return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
+  };
+  std::set<const TraceEvent*, decltype(first)> queued(first);
+  auto next = by_ready.begin();
+  for (auto from = by_start.begin(); from != by_start.end();) {
+    const Time now = (*from)->started;
+    for (; next != by_ready.end() && (*next)->ready < now; ++next) {
+      if ((*next)->started >= now) queued.insert(*next);  // else it was never queued at a start
+    }
+    const auto to =
+        std::find_if(from, by_start.end(), [now](const TraceEvent* e) { return e->started != now; });
+    std::for_each(from, to, [&](const TraceEvent* e) { queued.erase(e); });
+    for (; from != to; ++from) {
+      const TraceEvent& e = **from;
+      if (e.unheld != Unheld::no || queued.empty() || rank(*queued.begin()) >= rank(&e)) continue;
+      report.breaches.push_back(text_of(e) + " started before a " + text_of(**queued.begin()) +
+                                ", which was queued and goes first");
+    }
+  }
+}
+
+void check_idle(const Trace& trace, Time idle, TraceReport& report) {
+  std::vector<Reason> busy;
+  for (const TraceEvent& e : trace.events()) {
+    if (e.kind == TraceEvent::Kind::micro_op)
+      busy.push_back({e.started, e.finished, &e});
+    else if (holds_others(e))
+      busy.push_back({e.ready, e.finished, &e});
+  }
+  std::sort(busy.begin(), busy.end(), [](const Reason& a, const Reason& b) { return a.from < b.from; });
+  struct Gap {
+    Time from, to;
+  };
+  std::vector<Gap> gaps;  // longer than `idle`
+  Time until{};
+  for (const Reason& span : busy) {
+    if (span.from - until > idle) gaps.push_back({until, span.from});
+    until = std::max(until, span.to);
+  }
+  for (const TraceEvent& e : trace.events()) {
+    if (!is_scheduled(e)) continue;
+    const auto waited = [&](const Gap& g) {
+      return std::min(g.to, e.started) - std::max(g.from, e.ready) > idle;
+    };
+    const auto first =
+        std::lower_bound(gaps.begin(), gaps.end(), e.ready, [](const Gap& g, Time t) { return g.to <= t; });
+    const auto last =
+        std::lower_bound(first, gaps.end(), e.started, [](const Gap& g, Time t) { return g.from < t; });
+    if (std::any_of(first, last, waited))
+      report.breaches.push_back(text_of(e) + " was queued while nothing was under way and nothing held");
+  }
+}
+
 }  // namespace
 
 std::string chrome_trace(std::span<const Trace* const> of_rank, int first) {
@@ -148,38 +250,17 @@ std::string chrome_trace(std::span<const Trace* const> of_rank, int first) {
   return out + "\n]}\n";
 }
 
-TraceReport verify_trace(const Trace& trace) {
-  // In order of their start; beside each the one among it and its predecessors that ends last: it answers "is
-  // one open at t".
-  std::vector<Reason> reasons;
-  for (const TraceEvent& e : trace.events()) {
-    if (holds_others(e)) reasons.push_back({e.ready, e.finished, &e});
-  }
-  std::sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.from < b.from; });
-  std::vector<const Reason*> ends_last(reasons.size());
-  for (std::size_t i = 0; i < reasons.size(); ++i) {
-    const bool later = i == 0 || reasons[i].to > ends_last[i - 1]->to;
-    ends_last[i] = later ? &reasons[i] : ends_last[i - 1];
-  }
+TraceReport verify_trace(const Trace& trace, Time idle) {
   TraceReport report;
   if (trace.left_out() > 0)
     report.breaches.push_back("the trace lacks " + std::to_string(trace.left_out()) +
                               " of the events: what they broke is not known");
   for (const TraceEvent& e : trace.events()) {
-    if (e.kind != TraceEvent::Kind::micro_op || e.traffic == TrafficClass::blocking) continue;
-    if (e.unheld != Unheld::no) {
-      ++(e.unheld == Unheld::aged ? report.aged : report.wanted);
-      continue;
-    }
-    const auto after = std::lower_bound(reasons.begin(), reasons.end(), e.started,
-                                        [](const Reason& r, Time t) { return r.from < t; });
-    if (after == reasons.begin()) continue;
-    const Reason& open = *ends_last[static_cast<std::size_t>(after - reasons.begin()) - 1];
-    if (open.to <= e.started) continue;
-    report.breaches.push_back("micro-op of '" + e.name + "' (" + std::string(name_of(e.traffic)) + ", step " +
-                              std::to_string(e.step) + ", hop " + std::to_string(e.hop) + ") started while " +
-                              words_of(*open.event));
+    if (is_scheduled(e) && e.unheld != Unheld::no) ++(e.unheld == Unheld::aged ? report.aged : report.wanted);
   }
+  check_holds(trace, report);
+  check_order(trace, report);
+  if (idle != kNever) check_idle(trace, idle, report);
   return report;
 }
 

@@ -18,8 +18,7 @@ constexpr double kWalked = 1 << 27;
 // How many elements one of the walk stands for.
 int scale_of(const Outline& outline, const EmulationOptions& emulation, int ranks) {
   if (find_scheme(emulation.parallel.scheme.name).low_rank) return 1;  // its bytes do not follow the elements
-  if (find_table_way(emulation.tables.way).kind == TableWay::Kind::hybrid)
-    return 1;  // its rows are not gradients
+  if (TableWays(emulation.tables.way).any(TableWay::Kind::hybrid)) return 1;  // its rows are not gradients
   const double elements = static_cast<double>(outline.parameters) * ranks;
   return std::max(1, static_cast<int>(std::ceil(elements / kWalked)));
 }

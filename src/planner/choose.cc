@@ -185,4 +185,14 @@ void explain(Plan& plan, const Choice& choice) {
   }
 }
 
+void explain(Plan& plan, const TablesChoice& choice) {
+  for (PlanRow& row : plan.rows) {
+    for (const TablesChoice::Of& table : choice.rows) {
+      // Dense ones may share a bucket, which has the name of the first.
+      if (row.tensor != table.table && !row.tensor.starts_with(table.table + " and ")) continue;
+      row.why = "auto: " + table.why + (row.why.empty() ? "" : "; " + row.why);
+    }
+  }
+}
+
 }  // namespace weft

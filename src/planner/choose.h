@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "planner/plan.h"
+#include "workload/table_choice.h"
 
 namespace weft {
 
@@ -36,5 +37,7 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation, const S
 
 // Says in the rows of the scheme that was chosen why it was; those that stay dense have their own reasons.
 void explain(Plan& plan, const Choice& choice);
+// The same of tables: before what else there is to say of them.
+void explain(Plan& plan, const TablesChoice& choice);
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/names.h"
 #include "data_parallel/formula.h"
 #include "data_parallel/schemes.h"
 #include "embedding/ways.h"
@@ -11,23 +12,63 @@ namespace weft {
 
 namespace {
 
-constexpr const char* kDenseTables = "tables";  // owner of the state of tables that are all-reduced
+// "tables", "tables 2": strategies of one kind have names of their own.
+std::string numbered(const std::string& name, std::size_t before) {
+  return before == 0 ? name : name + " " + std::to_string(before + 1);
+}
 
 // Parameters by whose they are.
 struct Parted {
-  std::vector<int> scheme, dense, hybrid;
+  struct Tables {
+    const TableWay* way = nullptr;
+    std::vector<int> parameters;
+  };
+  std::vector<int> scheme;
+  std::vector<Tables> apart;  // from it: those of a way together, in the order of the first of them
 };
 Parted parted(const ModelShape& shape, const TablesOptions& options) {
   Parted out;
-  const TableWay::Kind kind = find_table_way(options.way).kind;
+  const TableWays ways(options.way);
   for (std::size_t p = 0; p < shape.parameters.size(); ++p) {
-    const TableWay::Kind whose = shape.parameters[p].table ? kind : TableWay::Kind::scheme;
-    std::vector<int>& with = whose == TableWay::Kind::hybrid  ? out.hybrid
-                             : whose == TableWay::Kind::dense ? out.dense
-                                                              : out.scheme;
-    with.push_back(static_cast<int>(p));
+    const ParameterShape& parameter = shape.parameters[p];
+    const TableWay& way = ways.of(parameter.name);
+    if (!parameter.table || way.kind == TableWay::Kind::scheme) {
+      out.scheme.push_back(static_cast<int>(p));
+      continue;
+    }
+    auto with = std::ranges::find(out.apart, &way, &Parted::Tables::way);
+    if (with == out.apart.end()) with = out.apart.insert(with, {&way, {}});
+    with->parameters.push_back(static_cast<int>(p));
   }
   return out;
+}
+
+// Throws UsageError.
+void check_names(const ModelShape& shape, const TablesOptions& options) {
+  std::vector<std::string_view> tables;
+  for (const ParameterShape& p : shape.parameters) {
+    if (p.table) tables.push_back(p.name);
+  }
+  const TableWays ways(options.way);
+  for (const std::string& name : ways.named()) {
+    if (std::ranges::find(tables, name) == tables.end())
+      throw UsageError(unknown_name("table", name, tables));
+  }
+}
+
+// Ranks among which a table of this way is cut.
+int holders_of(const TableWay& way, const TablesOptions& options, int ranks) {
+  if (way.kind != TableWay::Kind::hybrid) return 1;
+  switch (way.cut) {
+    case TableCut::columns:
+      return ranks;
+    case TableCut::rows:
+      return hybrid_options(way, options, ranks).owners;
+    case TableCut::none:
+    case TableCut::pushed:
+      return 1;
+  }
+  return 1;
 }
 
 std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<int>& parameters) {
@@ -50,21 +91,21 @@ std::vector<ParameterInfo> under_scheme(const ModelShape& shape, const TablesOpt
 }
 
 std::int64_t elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks) {
-  const TableWay& way = find_table_way(options.way);
-  const bool cut =
-      way.kind == TableWay::Kind::hybrid && way.cut != TableCut::none && way.cut != TableCut::pushed;
-  const int holders = !cut                        ? 1
-                      : way.cut == TableCut::rows ? hybrid_options(way, options, ranks).owners
-                                                  : ranks;
+  const TableWays ways(options.way);
   std::int64_t sum = 0;
-  for (const ParameterShape& p : shape.parameters)
-    sum += p.table ? (p.count() + holders - 1) / holders : p.count();
+  for (const ParameterShape& p : shape.parameters) {
+    const int holders = p.table ? holders_of(ways.of(p.name), options, ranks) : 1;
+    sum += (p.count() + holders - 1) / holders;
+  }
   return sum;
 }
 
 std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& options) {
   std::vector<bool> out(shape.parameters.size());
-  for (const int p : parted(shape, options).hybrid) out[static_cast<std::size_t>(p)] = true;
+  for (const Parted::Tables& tables : parted(shape, options).apart) {
+    if (tables.way->kind != TableWay::Kind::hybrid) continue;
+    for (const int p : tables.parameters) out[static_cast<std::size_t>(p)] = true;
+  }
   return out;
 }
 
@@ -73,18 +114,23 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
     : all_(std::make_unique<Strategies>(engine, world, shape, options.step)),
       places_(shape.parameters.size()) {
   check_tables(options.tables);
+  check_names(shape, options.tables);
   const Parted parts = parted(shape, options.tables);
   if (parts.scheme.empty()) throw UsageError("the model has nothing but tables");
   DataParallelOptions parallel = options.parallel;
   parallel.dtype = options.dtype;
   parallel_ = &add_parallel(engine, parts.scheme, parallel);
-  if (!parts.dense.empty()) {
-    parallel.name = kDenseTables;
+  for (const Parted::Tables& tables : parts.apart) {
+    const TableWay& way = *tables.way;
+    if (way.kind == TableWay::Kind::hybrid) {
+      add_hybrid(engine, way, tables.parameters, options);
+      continue;
+    }
+    parallel.name = numbered("tables", dense_tables_.size());
     parallel.scheme.name = lossless_scheme().name;
-    parallel.scheme.all_reduce = find_table_way(options.tables.way).all_reduce;
-    dense_tables_ = &add_parallel(engine, parts.dense, parallel);
+    parallel.scheme.all_reduce = way.all_reduce;
+    dense_tables_.push_back(&add_parallel(engine, tables.parameters, parallel));
   }
-  if (!parts.hybrid.empty()) add_hybrid(engine, parts.hybrid, options);
   all_->install();
 }
 
@@ -99,7 +145,7 @@ DataParallel& JobStrategies::add_parallel(Engine& engine, const std::vector<int>
   return out;
 }
 
-void JobStrategies::add_hybrid(Engine& engine, const std::vector<int>& parameters,
+void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::vector<int>& parameters,
                                const JobOptions& options) {
   std::vector<TableInfo> infos;
   for (const int p : parameters) {
@@ -110,51 +156,54 @@ void JobStrategies::add_hybrid(Engine& engine, const std::vector<int>& parameter
                      .use = all_->shape().block_of(p),
                      .rows_per_step = shape.rows_per_step});
   }
-  HybridOptions hybrid =
-      hybrid_options(find_table_way(options.tables.way), options.tables, all_->world().size());
+  HybridOptions hybrid = hybrid_options(way, options.tables, all_->world().size());
+  hybrid.name = numbered(hybrid.name, hybrids_.size());
   hybrid.dtype = options.dtype;
   hybrid.optimizer = options.optimizer;
   hybrid.lookahead = options.step.lookahead;
   const StepOptions& step = options.step;
   hybrid.updates_wait = step.clip_norm > 0 || step.skip_not_finite || !step.updates_wait.empty();
   hybrid.first_slot = all_->next_slot(all_->world());
-  hybrid_ = &all_->add(std::make_unique<HybridEmbedding>(engine, all_->world(), infos, hybrid));
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    places_[static_cast<std::size_t>(parameters[i])] = {nullptr, &hybrid_->table(static_cast<int>(i)),
-                                                        static_cast<int>(i)};
+  HybridEmbedding& added = all_->add(std::make_unique<HybridEmbedding>(engine, all_->world(), infos, hybrid));
+  hybrids_.push_back(&added);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const int local = static_cast<int>(i);
+    places_[static_cast<std::size_t>(parameters[i])] = {nullptr, &added.table(local), local};
+  }
 }
 
 std::vector<std::string> JobStrategies::owners() const {
   std::vector<std::string> out{std::string(parallel_->name())};
-  if (dense_tables_ != nullptr) out.emplace_back(dense_tables_->name());
+  for (const DataParallel* tables : dense_tables_) out.emplace_back(tables->name());
   return out;
 }
 
 void JobStrategies::set_lr(double lr) {
-  if (hybrid_ != nullptr) hybrid_->set_lr(lr);
+  for (HybridEmbedding* tables : hybrids_) tables->set_lr(lr);
 }
 
 void JobStrategies::add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& peers) {
-  if (hybrid_ == nullptr) return;
-  for (LiveRow& row : hybrid_->optimizer_rows(peers)) {
-    const auto same =
-        std::ranges::find_if(rows, [&](const LiveRow& other) { return other.row.key == row.row.key; });
-    if (same == rows.end()) {
-      rows.push_back(std::move(row));
-      continue;
+  for (HybridEmbedding* tables : hybrids_) {
+    for (LiveRow& row : tables->optimizer_rows(peers)) {
+      const auto same =
+          std::ranges::find_if(rows, [&](const LiveRow& other) { return other.row.key == row.row.key; });
+      if (same == rows.end()) {
+        rows.push_back(std::move(row));
+        continue;
+      }
+      same->write = [others = same->write, mine = row.write](std::span<const std::byte> values) {
+        others(values);
+        mine(values);
+      };
     }
-    same->write = [dense = same->write, tables = row.write](std::span<const std::byte> values) {
-      dense(values);
-      tables(values);
-    };
   }
 }
 
 std::uint64_t JobStrategies::take_sent_bytes() {
   std::uint64_t out = parallel_->sent_bytes();
-  if (dense_tables_ != nullptr) out += dense_tables_->sent_bytes();
-  if (hybrid_ == nullptr) return out;
-  const std::uint64_t sent = hybrid_->sent_bytes();
+  for (const DataParallel* tables : dense_tables_) out += tables->sent_bytes();
+  std::uint64_t sent = 0;
+  for (const HybridEmbedding* tables : hybrids_) sent += tables->sent_bytes();
   out += sent - sent_before_;
   sent_before_ = sent;
   return out;
@@ -163,17 +212,19 @@ std::uint64_t JobStrategies::take_sent_bytes() {
 std::int64_t JobStrategies::formula_bytes(const LinkCost& link, std::size_t micro_op_bytes) const {
   const int size = all_->world().size();
   std::int64_t out = weft::formula_bytes(*parallel_, size, link, micro_op_bytes);
-  if (dense_tables_ != nullptr) out += weft::formula_bytes(*dense_tables_, size, link, micro_op_bytes);
-  if (hybrid_ != nullptr) out += hybrid_->formula_bytes(link);
+  for (const DataParallel* tables : dense_tables_)
+    out += weft::formula_bytes(*tables, size, link, micro_op_bytes);
+  for (const HybridEmbedding* tables : hybrids_) out += tables->formula_bytes(link);
   return out;
 }
 
 double JobStrategies::computed_seconds() const {
   double sum = 0;
-  for (const DataParallel* parallel : {parallel_, dense_tables_}) {
-    if (parallel == nullptr) continue;
-    for (int b = 0; b < parallel->plan().num_buckets(); ++b) sum += parallel->computed_seconds(b);
-  }
+  const auto add = [&sum](const DataParallel& parallel) {
+    for (int b = 0; b < parallel.plan().num_buckets(); ++b) sum += parallel.computed_seconds(b);
+  };
+  add(*parallel_);
+  for (const DataParallel* tables : dense_tables_) add(*tables);
   return sum;
 }
 

@@ -19,6 +19,8 @@
 
 namespace weft {
 
+struct TableWay;
+
 struct JobOptions {
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
@@ -56,8 +58,7 @@ class JobStrategies {
     int local = 0;
   };
   const Place& place(int parameter) const { return places_[static_cast<std::size_t>(parameter)]; }
-  HybridEmbedding* hybrid() { return hybrid_; }  // null: it has no table
-  const HybridEmbedding* hybrid() const { return hybrid_; }
+  const std::vector<HybridEmbedding*>& hybrids() const { return hybrids_; }  // one for each way
 
   // Owners of state in the registry, beside the model and its optimizer.
   std::vector<std::string> owners() const;
@@ -78,12 +79,13 @@ class JobStrategies {
 
  private:
   DataParallel& add_parallel(Engine& engine, const std::vector<int>& parameters, DataParallelOptions options);
-  void add_hybrid(Engine& engine, const std::vector<int>& parameters, const JobOptions& options);
+  void add_hybrid(Engine& engine, const TableWay& way, const std::vector<int>& parameters,
+                  const JobOptions& options);
 
   std::unique_ptr<Strategies> all_;
   DataParallel* parallel_ = nullptr;
-  DataParallel* dense_tables_ = nullptr;  // null: there are none
-  HybridEmbedding* hybrid_ = nullptr;
+  std::vector<DataParallel*> dense_tables_;  // one for each way
+  std::vector<HybridEmbedding*> hybrids_;
   std::vector<Place> places_;  // of each parameter
   std::uint64_t sent_before_ = 0;
 };

@@ -24,7 +24,8 @@ class PortCount final : public Decorator {
   using Decorator::post;
   void post(SendRecord& send) noexcept override {
     const bool leaves = node_of(link_, send.peer) != node_of(link_, rank());
-    const bool of_table = send.id.slot >= first_slot_ && send.id.slot - first_slot_ < num_slots_;
+    const bool of_table = std::ranges::any_of(
+        tables_, [&](const Slots& s) { return send.id.slot >= s.first && send.id.slot - s.first < s.count; });
     if (leaves && of_table) {
       table_bytes_ += static_cast<double>(send.payload.size());
     } else if (leaves && send.operation.traffic == TrafficClass::gradient) {
@@ -35,8 +36,7 @@ class PortCount final : public Decorator {
   }
   // Tables have these slots: what they send counts apart.
   void count(std::uint32_t first_slot, std::uint32_t num_slots) {
-    first_slot_ = first_slot;
-    num_slots_ = num_slots;
+    tables_.push_back({first_slot, num_slots});
   }
   double take_table_bytes() { return std::exchange(table_bytes_, 0); }  // since the last call
   // Of so many steps from `first` on. (Operations count from 1: 0 is the comparison of plans.)
@@ -52,7 +52,10 @@ class PortCount final : public Decorator {
  private:
   const LinkOptions link_;
   std::vector<double> bytes_;
-  std::uint32_t first_slot_ = 0, num_slots_ = 0;
+  struct Slots {
+    std::uint32_t first = 0, count = 0;
+  };
+  std::vector<Slots> tables_;
   double table_bytes_ = 0;
 };
 
@@ -80,8 +83,8 @@ class SimulatedRank final : public Driver {
         port_(port),
         job_(job),
         strategies_(engine, engine.world(), shape_of(job.outline), job_options(job.options)) {
-    const HybridEmbedding* const tables = strategies_.hybrid();
-    if (tables != nullptr) port.count(tables->options().first_slot, tables->num_slots());
+    for (const HybridEmbedding* tables : strategies_.hybrids())
+      port.count(tables->options().first_slot, tables->num_slots());
   }
 
   // REQUIRES: lives until the task is done.
@@ -252,7 +255,7 @@ EmulationOptions shrunk(EmulationOptions options, int scale) {
   if (find_scheme(options.parallel.scheme.name).low_rank)
     throw UsageError("a byte scale is for schemes whose bytes follow the number of elements, not for '" +
                      options.parallel.scheme.name + "'");
-  if (find_table_way(options.tables.way).kind == TableWay::Kind::hybrid)
+  if (TableWays(options.tables.way).any(TableWay::Kind::hybrid))
     throw UsageError("a byte scale is for gradients, not for tables whose rows travel");
   BucketOptions& buckets = options.parallel.scheme.buckets;
   buckets.bucket_bytes =

@@ -91,7 +91,7 @@ void check_train(const TrainOptions& o, int ranks) {
   require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
   check_scheme(o.scheme, ranks);
   check_tables(o.tables);
-  if (find_table_way(o.tables.way).kind == TableWay::Kind::hybrid) validate_rows(optimizer_options(o));
+  if (TableWays(o.tables.way).any(TableWay::Kind::hybrid)) validate_rows(optimizer_options(o));
   require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
   check_schedule(o);
 }

@@ -39,6 +39,30 @@ class PlanTest(unittest.TestCase):
                          *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_tables_auto_says_why(self) -> None:
+        flags = ("--model", "lm", "--preset", "tiny", "--width", "64", "--samples", "64", "--global-batch", "64", "--ranks", "8",
+                 "--link", "1gbit,50us", "--scheme", "dense", "--optimizer", "adagrad")
+
+        def table_of(vocabulary: str) -> tuple[str, dict[str, Any]]:
+            done = self.weft("plan", *flags, "--vocabulary", vocabulary, "--tables", "auto", "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            plan = json.loads(done.stdout)
+            (row,) = [r for r in plan["rows"] if r["tensor"].startswith("embedding.weight")]
+            return plan["tables"], row
+
+        tables, row = table_of("50000")
+        # The other table has 65 columns, which 8 ranks do not share evenly.
+        self.assertEqual((tables, row["scheme"]), ("scheme/embedding.weight=embrace/softmax.weight=hashed", "embrace"))
+        self.assertRegex(row["why"], r"^auto: a rank reads [\d.]+ % of its rows, .* a step by cost, hashed .*; columns of every row")
+        tables, row = table_of("65")  # every row is read by every rank
+        self.assertEqual((tables, row["scheme"]), ("dense", "dense"))
+        self.assertRegex(row["why"], r"^auto: .* sending all of it takes no longer")
+        for wrong, says in ((("--tables", "auto", "--tables-scheduling", "diagonal"), "diagonal"),
+                            (("--tables", "embrace/output=dense"), "unknown table 'output'")):
+            refused = self.weft("plan", *flags, *wrong)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn(says, refused.stderr)
+
     def test_rows_and_prediction(self) -> None:
         plan = self.plan("--ranks", "4", "--link", "100mbit,50us", "--scheme", "dense", "--show-schedule")
         self.assertEqual(sum(row["elements"] for row in plan["rows"]), plan["parameters"])

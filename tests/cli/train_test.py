@@ -203,6 +203,19 @@ class RunTest(TrainTest):
             self.assertNotIn("scheme auto:", again.stderr)
             self.assertIn(line, config.read_text())
 
+    def test_ways_of_tables_that_were_chosen_are_kept(self) -> None:
+        lm = (*TINY, "--model", "lm", "--samples", "16", "--optimizer", "adagrad", "--scheme", "dense")
+        flags = (*lm, "--tables", "auto", "--ranks", "2", "--link", "100mbit,50us", "--out", "a", "--resume", "auto")
+        self.assertRegex(self.ok(self.train(*flags, "--steps", "2")).stderr, r"tables auto: embedding.weight \S+, because .*softmax.weight \S+")
+        config = self.folder / "a" / "config.toml"
+        (line,) = [each for each in config.read_text().splitlines() if each.startswith("tables = ")]
+        self.assertNotIn("auto", line)
+        again = self.ok(self.train(*flags, "--steps", "4"))
+        self.assertNotIn("tables auto:", again.stderr)
+        self.assertIn(line, config.read_text())
+        self.ok(self.train(*lm, "--tables", line.split('"')[1], "--ranks", "2", "--link", "100mbit,50us", "--out", "b", "--steps", "4"))
+        self.assertEqual(self.losses("a"), self.losses("b"))
+
 
 class LauncherTest(TrainTest):
     def setUp(self) -> None:
@@ -270,6 +283,22 @@ class LauncherTest(TrainTest):
         self.ok(self.train("--resume", "a", "--steps", str(step + 5), "--ranks", "3"))
         self.assertEqual([row["step"] for row in self.metrics("a")], list(range(step + 5)))
         self.assertGreaterEqual(done, 20)
+
+    def test_a_kill_while_delayed_rows_are_under_way_loses_nothing(self) -> None:
+        """Rows are split in every step: whenever it is killed, some are on their way or not yet applied."""
+        lm = (*TINY, "--model", "lm", "--samples", "16", "--optimizer", "adagrad", "--scheme", "dense", "--tables", "embrace",
+              "--tables-split-below", "1")
+        job = self.start("--", WEFT, "train", *lm, "--steps", "100000", "--checkpoint-every", "7", "--out", "a")
+        self.kill_rank_1(job, "a", after=10)
+        _, errors = job.communicate(timeout=30 * FACTOR)
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL)
+        self.assertIn("rank 1", errors)
+        step = int((self.folder / "a/checkpoints/latest").read_text().split("-")[1])
+        self.ok(self.train("--resume", "a", "--steps", str(step + 5), "--ranks", "3"))
+        self.ok(self.train(*lm, "--steps", str(step + 5), "--ranks", "3", "--checkpoint-every", "0", "--out", "b"))
+        self.assertEqual(self.losses("a"), self.losses("b"))
+        self.ok(self.train(*lm, "--steps", str(step + 5), "--ranks", "3", "--checkpoint-every", "0", "--seed", "2", "--out", "c"))
+        self.assertNotEqual(self.losses("a"), self.losses("c"))  # control
 
     def test_launch_starts_again(self) -> None:
         job = self.start("--restarts", "1", "--", WEFT, "train", *TINY, "--steps", "300", "--checkpoint-every", "10",

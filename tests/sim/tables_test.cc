@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 
+#include "embedding/table.h"
+#include "embedding/trace_rules.h"
+#include "planner/plan.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
 #include "workload/table_draws.h"
@@ -130,6 +134,77 @@ TEST(SimulatedTables, SchedulingHelpsAndALinkWithoutLimitNeedsNone) {
   }
   for (const char* scheduling : {"off", "horizontal", "vertical", "both"})
     EXPECT_NEAR(seconds(scheduling, 0), compute_seconds(outline), 1e-4) << scheduling;
+}
+
+// Traces of a run with all rules checked: those of all traffic, in virtual time to the instant, and those of
+// each table.
+struct TracedRun {
+  std::vector<Trace> traces;
+  std::map<std::string, std::uint32_t> slots;  // first ones, by table
+};
+TracedRun traced(const std::string& way, const std::string& scheduling, const std::string& waits = {}) {
+  const Outline outline = two_tables();
+  EmulationOptions options = options_of(way, scheduling);
+  options.updates_wait = waits;
+  SimulationOptions simulation = simulation_of(4, 1e7);
+  simulation.link.latency_seconds = 50e-6;
+  TracedRun out;
+  for (const PlanRow& row : make_plan(outline, options, simulation).rows) {
+    if (row.tensor == "in" || row.tensor == "out") out.slots[row.tensor] = row.slot;
+  }
+  out.traces.resize(4);
+  simulation.traces = &out.traces;
+  simulate_ranks(outline, options, simulation);
+  return out;
+}
+std::vector<std::string> breaches_of(const TracedRun& run) {
+  std::vector<std::string> out;
+  for (const Trace& trace : run.traces) {
+    for (std::string& breach : verify_trace(trace, Time{0}).breaches) out.push_back(std::move(breach));
+    for (const auto& [table, slot] : run.slots) {
+      for (std::string& breach : verify_table(trace, table, slot)) out.push_back(std::move(breach));
+    }
+  }
+  return out;
+}
+
+TEST(SimulatedTables, TracesHoldToTheRules) {
+  const std::vector<std::string> none;
+  for (const char* scheduling : {"off", "horizontal", "vertical", "both", "two-sided"}) {
+    EXPECT_EQ(breaches_of(traced("embrace", scheduling)), none) << scheduling;
+    EXPECT_EQ(breaches_of(traced("embrace", scheduling, "clipping")), none) << scheduling;
+  }
+  for (const char* way : {"allgather", "parallax", "hashed", "alltoall"})
+    EXPECT_EQ(breaches_of(traced(way, "")), none) << way;
+  // Controls: the trace of a run in which somebody came too early or too late.
+  const TracedRun run = traced("embrace", "two-sided");
+  const auto changed = [&](TableExchange exchange, TraceEvent::Kind kind, void (*change)(TraceEvent&)) {
+    TracedRun other = run;
+    for (Trace& trace : other.traces) {
+      const std::vector<TraceEvent> events(trace.events().begin(), trace.events().end());
+      trace.clear();
+      for (TraceEvent e : events) {
+        const bool named = e.slot == run.slots.at("in") + static_cast<std::uint32_t>(exchange);
+        if (named && e.kind == kind) change(e);
+        trace.add(std::move(e));
+      }
+    }
+    return breaches_of(other);
+  };
+  const auto says = [](const std::vector<std::string>& breaches, std::string_view what) {
+    return std::ranges::any_of(breaches, [&](const std::string& b) { return b.find(what) != b.npos; });
+  };
+  constexpr auto kOperation = TraceEvent::Kind::operation, kMicroOp = TraceEvent::Kind::micro_op;
+  const auto soon = [](TraceEvent& e) { e.started = e.ready = e.ready - Time{5ms}; };
+  const auto late = [](TraceEvent& e) { e.finished += Time{90ms}; };
+  EXPECT_TRUE(says(changed(TableExchange::rows, kMicroOp, soon), "'in', operation"));
+  const std::vector<std::string> delayed = changed(TableExchange::delayed, kOperation, late);
+  EXPECT_TRUE(says(delayed, "behind the prior rows of the next step"));
+  EXPECT_TRUE(says(delayed, "behind a lookup that may read them"));
+  EXPECT_TRUE(says(delayed, "behind a lookup in advance"));
+  EXPECT_TRUE(says(changed(TableExchange::prior, kOperation, late), "before the prior rows"));
+  const auto last = [](TraceEvent& e) { e.traffic = TrafficClass::delayed; };
+  EXPECT_TRUE(says(changed(TableExchange::prior, kMicroOp, last), "goes first"));
 }
 
 // What every rank has all of costs its computation in addition, and its bytes are the table's.

@@ -85,6 +85,26 @@ TEST(Lm, SampledSoftmaxIsNearTheFullOne) {
   EXPECT_EQ(sampled->loss(batch, {.training = false}).item<double>(), expected);
 }
 
+// A vocabulary that is read in several blocks of words, the last one shorter; targets at their edges.
+TEST(Lm, FullSoftmaxOfManyWords) {
+  ModelOptions o = model_options("lm", "tiny");
+  o.vocabulary = 20'000;
+  o.dropout = 0;
+  const std::unique_ptr<Model> full = make_model("lm", o);
+  o.samples = 16;
+  const std::unique_ptr<Model> sampled = make_model("lm", o);
+  full->to(torch::kFloat64);
+  sampled->to(torch::kFloat64);
+  Batch batch = random_batch(o, 2, 5);
+  const std::vector<std::int64_t> targets{0, 8191, 8192, 16383, 16384, 19'999, kNotCounted, 7, 9000, 18'000};
+  batch.targets = torch::tensor(targets, torch::kInt64).view({2, 5});
+  const torch::NoGradGuard no_grad;
+  const double expected = full->loss(batch, {}).item<double>();
+  EXPECT_NEAR(sampled->loss(batch, {.training = false}).item<double>() / expected, 1, 1e-12);
+  batch.targets[0][0] = 1;  // control
+  EXPECT_GT(std::abs(sampled->loss(batch, {.training = false}).item<double>() / expected - 1), 1e-9);
+}
+
 TEST(DefaultModels, HaveAboutTwentyMillionParameters) {
   const std::int64_t d = 384, vocabulary = 24'000;
   const std::int64_t gpt = vocabulary * d + 128 * d + 6 * (12 * d * d + 13 * d) + 2 * d;

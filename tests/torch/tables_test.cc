@@ -263,6 +263,22 @@ TEST(Tables, EveryWayEqualsOneProcess) {
   }
 }
 
+// Where the optimizer leaves rows without a gradient alone, dense tables train as others do; so do tables with
+// ways of their own, of a model that was made with and without them.
+TEST(Tables, WaysOfTheirOwnEqualOneProcess) {
+  Training t{.optimizer = "adagrad"};
+  const Trained reference = Alone(t).train();
+  for (const char* way : {"dense", "push-pull", "embrace/softmax.weight=dense", "dense/softmax.weight=hashed",
+                          "alltoall/embedding.weight=allgather", "push-pull/embedding.weight=dense",
+                          "scheme/softmax.weight=embrace"}) {
+    t.tables.way = way;
+    for (const bool elsewhere : {false, true})
+      EXPECT_LT(difference(together(t, 3, elsewhere), reference), kSame) << way;
+  }
+  t.tables.way = "embrace/output=dense";
+  EXPECT_THROW(together(t, 2), UsageError);
+}
+
 TEST(Tables, MicroBatchesAndClipping) {
   Training t{.micro_batches = 3};
   EXPECT_LT(difference(together(t, 3), Alone(t).train()), kSame);
@@ -271,6 +287,53 @@ TEST(Tables, MicroBatchesAndClipping) {
   EXPECT_LT(difference(together(t, 3), clipped), kSame);
   t.clip_norm = 0;
   EXPECT_GT(difference(Alone(t).train(), clipped), 1e-3);  // it was clipped
+}
+
+// The softmax over all words, of tables that are held elsewhere: the loss of one process that has them. In the
+// midst of training, which goes on as if nothing had been; with batches that not all ranks have.
+TEST(Tables, EvaluationEqualsOneProcess) {
+  Training t{.steps = 6};
+  const Trained undisturbed = together(t, 3);
+  const auto evaluated = [&](const std::string& way, int ranks) {
+    t.tables.way = way;
+    double out = 0;
+    run_ranks(ranks, [&](World& world) {
+      at::set_num_threads(1);
+      world.plan_by({});
+      const std::unique_ptr<Model> model = tiny(true);
+      Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
+      Trained trained;
+      train_steps(world, replica, t, 0, 4, trained);
+      std::vector<Batch> batches{share_of(t, 100, world)};
+      if (world.rank() == 0) batches.push_back(share_of(t, 101, world));
+      const double loss = replica.evaluate(batches);
+      EXPECT_EQ(replica.evaluate(batches), loss);
+      train_steps(world, replica, t, 4, 6, trained);
+      trained.parameters = replica.values();
+      if (way == "embrace" && ranks == 3) expect_same_bits(trained, undisturbed, "evaluated in between");
+      if (world.rank() == 0) out = loss;
+    });
+    return out;
+  };
+  // One process on the weights after 4 steps.
+  const auto alone = [&](int ranks, bool sampled) {
+    Training four{.steps = 4};
+    const Trained trained = Alone(four).train();
+    const std::unique_ptr<Model> model = tiny(false);
+    const torch::NoGradGuard no_grad;
+    for (std::size_t p = 0; p < trained.parameters.size(); ++p)
+      torch::Tensor(model->parameters()[p].tensor).copy_(trained.parameters[p]);
+    const StepContext context{.seed = kSeed, .step = 100, .training = sampled};
+    const Batch whole = batch_of(t, 100);
+    const Batch more = part_of(batch_of(t, 101), 0, Blocks(ranks, t.sequences).begin(1));
+    const double sum = model->loss(whole, context).item<double>() + model->loss(more, context).item<double>();
+    return sum / static_cast<double>(counted(whole) + counted(more));
+  };
+  for (const int ranks : {1, 2, 3, 8})
+    EXPECT_NEAR(evaluated("embrace", ranks) / alone(ranks, false), 1, kSame);
+  for (const char* way : {"hashed", "parallax", "allgather", "embrace/softmax.weight=allgather"})
+    EXPECT_NEAR(evaluated(way, 3) / alone(3, false), 1, kSame) << way;
+  EXPECT_GT(std::abs(alone(3, true) / alone(3, false) - 1), 1e-3);  // control: samples are no full softmax
 }
 
 // Ranks without a sequence, and a step without any.
@@ -406,7 +469,7 @@ TEST(Tables, ARankHoldsItsColumns) {
     const std::int64_t before = model->parameters().front().tensor.numel();
     Replica replica(world.engine(), world.comm(), *model, replica_options_of({}));
     EXPECT_EQ(model->parameters().front().tensor.numel(), 0);
-    const std::int64_t held = replica.job().hybrid()->table(0).values().count;
+    const std::int64_t held = replica.job().hybrids().front()->table(0).values().count;
     EXPECT_EQ(held, 97 * (world.rank() < 3 ? 2 : 1));
     std::vector<double> sum{static_cast<double>(held)};
     world.all_reduce(Dense(std::span(sum)));
@@ -466,6 +529,21 @@ TEST(Tables, BadInputIsNamed) {
   EXPECT_NE(other.find("not announced"), std::string::npos) << other;
   const std::string momentum = with([](Training& t, Batch&, Batch&, int) { t.optimizer = "nadam"; });
   EXPECT_NE(momentum.find("nadam"), std::string::npos) << momentum;
+}
+
+// Launched as several processes: the bits of as many threads, and the loss of an evaluation.
+TEST(TablesProcesses, SameBitsAsThreads) {
+  const std::unique_ptr<World> world = join_world();
+  if (world->size() == 1) GTEST_SKIP() << "this test is launched as several processes";
+  const Trained reference = Alone({}).train();
+  for (const char* way : {"embrace", "hashed", "allgather", "embrace/softmax.weight=parallax"}) {
+    Training t{.tables = {.way = way}};
+    const Trained mine = train_on(*world, t, true);
+    expect_same_bits(mine, together(t, world->size()), way);
+    EXPECT_LT(difference(mine, reference), kSame) << way;
+    t.steps -= 1;
+    EXPECT_FALSE(torch::equal(mine.parameters[0], together(t, world->size()).parameters[0]));  // control
+  }
 }
 
 }  // namespace

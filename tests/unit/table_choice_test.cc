@@ -1,9 +1,16 @@
 // Which way a table takes, and what the ways send by formula.
+#include "workload/table_choice.h"
+
 #include <gtest/gtest.h>
+
+#include <set>
 
 #include "embedding/choose.h"
 #include "embedding/formula.h"
+#include "embedding/ways.h"
+#include "message_of.h"
 #include "weft/error.h"
+#include "workload/table_draws.h"
 
 namespace weft {
 namespace {
@@ -124,6 +131,107 @@ TEST(TableTrafficTest, OfASmallBatch) {
   // The server's port is what all wait for: ids and rows out. What comes in is as much, less its own ids.
   const TableTraffic servers = table_traffic(find_table_way("parallax"), batch, kNoLatency);
   EXPECT_EQ(servers.busiest(), 4 * 2 * 3 + 4 * 32);
+}
+
+TEST(TableWays, ByTable) {
+  const TableWays one("hashed");
+  EXPECT_EQ(one.of("a").name, "hashed");
+  EXPECT_TRUE(one.named().empty());
+  const TableWays some("embrace/a=dense/b=embrace");
+  EXPECT_EQ(some.of("a").name, "dense");
+  EXPECT_EQ(some.of("b").name, "embrace");
+  EXPECT_EQ(some.of("c").name, "embrace");
+  EXPECT_EQ(some.all().size(), 2U);
+  EXPECT_TRUE(some.any(TableWay::Kind::dense));
+  EXPECT_FALSE(some.any(TableWay::Kind::scheme));
+  EXPECT_EQ(TableWays("a=hashed").of("b").name, "scheme");
+  const auto refused = [](const char* text) {
+    return testing::message_of([text] { const TableWays ways(text); });
+  };
+  EXPECT_NE(refused("embrace/dense").find("no TABLE=WAY"), std::string::npos);
+  EXPECT_NE(refused("embrace/a=dense/a=hashed").find("'a' has two ways"), std::string::npos);
+  EXPECT_NE(refused("embrace/a=hashd").find("did you mean 'hashed'"), std::string::npos);
+  EXPECT_NE(refused("").find("unknown way"), std::string::npos);
+}
+
+OutlineTable drawn_table(std::int64_t rows, std::int64_t own, std::int64_t shared) {
+  OutlineTable out{.name = "t", .rows = rows, .width = 16};
+  assume_lookups(out, own, shared);
+  return out;
+}
+
+TEST(TableChoice, FiguresAreThoseOfTheIds) {
+  constexpr int kRanks = 3;
+  constexpr std::uint64_t kSeed = 5;
+  const OutlineTable table = drawn_table(500, 120, 40);
+  std::vector<std::set<std::int64_t>> now, next;
+  const TableDraws draws(table);
+  for (int r = 0; r < kRanks; ++r) {
+    for (auto* lists : {&now, &next}) {
+      const std::vector<std::int64_t> ids = draws.ids(kSeed, r, lists == &now ? 0 : 1);
+      lists->emplace_back(ids.begin(), ids.end());
+    }
+  }
+  double all = 0, prior = 0, shared = 0;
+  for (const auto& list : now) {
+    for (const std::int64_t row : list) {
+      const auto has = [row](const auto& other) { return other.contains(row); };
+      ++all;
+      prior += std::ranges::any_of(next, has) ? 1 : 0;
+      shared += std::ranges::all_of(now, has) ? 1.0 / kRanks : 0;
+    }
+  }
+  const TableFigures figures = table_figures(table, kRanks, kSeed);
+  EXPECT_EQ(figures.tokens, 160);
+  EXPECT_NEAR(figures.unique_rows(), all / kRanks, 1e-9);
+  EXPECT_NEAR(figures.shared_rows, shared, 1e-9);
+  EXPECT_NEAR(figures.prior_share, prior / all, 1e-12);
+  // Controls: other ids have other figures; who draws more of them has more rows, and repeats more.
+  EXPECT_NE(table_figures(table, kRanks, kSeed + 1).unique_rows(), figures.unique_rows());
+  const TableFigures more = table_figures(drawn_table(500, 480, 160), kRanks, kSeed);
+  EXPECT_GT(more.unique_rows(), figures.unique_rows());
+  EXPECT_LT(more.unique_ratio, figures.unique_ratio);
+}
+
+// A large table of which few rows are read, and a small one that is read whole.
+Outline two_tables() {
+  Outline out{.model = "made", .tokens_per_rank = 400};
+  out.blocks = {{.name = "in"}, {.name = "out"}};
+  for (const auto& [name, rows] : {std::pair{"large", 200000}, std::pair{"small", 64}}) {
+    out.tensors.push_back({.name = name,
+                           .length = rows * 16,
+                           .rows = rows,
+                           .columns = 16,
+                           .block = static_cast<int>(out.tensors.size())});
+    OutlineTable table = drawn_table(rows, 400, 0);
+    table.name = name;
+    out.tables.push_back(table);
+    out.parameters += out.tensors.back().length;
+  }
+  return out;
+}
+
+TEST(TableChoice, EveryTableGetsItsOwn) {
+  const auto chosen = [](const OptimizerOptions& optimizer, int ranks) {
+    return choose_tables(two_tables(), {.way = "hashed", .scheduling = "both"}, optimizer, ranks, 1,
+                         kGigabit);
+  };
+  const TablesChoice sgd = chosen(default_options("sgd"), 8);
+  EXPECT_EQ(sgd.tables.way, "scheme/large=embrace/small=dense");
+  EXPECT_EQ(sgd.tables.scheduling, "both");
+  ASSERT_EQ(sgd.rows.size(), 2U);
+  EXPECT_NE(sgd.why().find("large embrace, because a rank reads"), std::string::npos) << sgd.why();
+  EXPECT_NE(sgd.why().find("small dense, because a rank reads"), std::string::npos) << sgd.why();
+  check_tables(sgd.tables);
+  // Under Adam a dense table is trained otherwise.
+  for (const TablesChoice::Of& row : chosen(default_options("adam"), 8).rows) EXPECT_NE(row.way, "dense");
+  OptimizerOptions momentum = default_options("sgd");
+  momentum.momentum = 0.9;
+  const TablesChoice none = chosen(momentum, 8);
+  EXPECT_EQ(none.tables.way, "scheme");
+  EXPECT_EQ(none.tables.scheduling, "");
+  EXPECT_NE(none.why().find("momentum moves every row"), std::string::npos) << none.why();
+  EXPECT_EQ(choose_tables(Outline{}, {}, default_options("sgd"), 8, 1, kGigabit).tables.way, "scheme");
 }
 
 }  // namespace

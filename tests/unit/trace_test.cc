@@ -145,6 +145,65 @@ TEST(VerifyTrace, CountsStartsThatWereNotHeldAndForgivesThem) {
   EXPECT_EQ(count("\"wanted\":true"), 1);
 }
 
+// A micro-op that starts at 20 us beside one that is queued from 1 us on and starts at 30 us.
+std::vector<std::string> overtakes(TrafficClass first, int first_priority, TrafficClass second,
+                                   int second_priority, Unheld why = Unheld::no) {
+  Trace trace;
+  TraceEvent e = micro_op(first, 2us, 20us, 40us);
+  e.priority = first_priority;
+  e.unheld = why;
+  trace.add(e);
+  e = micro_op(second, 1us, 30us, 50us);
+  e.priority = second_priority;
+  trace.add(e);
+  return verify_trace(trace).breaches;
+}
+
+TEST(VerifyTrace, FindsOneThatOvertakesAHigherOne) {
+  constexpr auto kPrior = TrafficClass::prior, kGradient = TrafficClass::gradient,
+                 kDelayed = TrafficClass::delayed;
+  EXPECT_EQ(
+      overtakes(kGradient, 0, kPrior, 9),
+      std::vector<std::string>{"micro-op of 'sums' (gradient, step 0, hop 0) started before a micro-op of "
+                               "'sums' (prior, step 0, hop 0), which was queued and goes first"});
+  EXPECT_EQ(overtakes(kDelayed, 0, kGradient, 9).size(), 1u);
+  EXPECT_EQ(overtakes(kGradient, 3, kGradient, 2).size(), 1u);
+  EXPECT_TRUE(overtakes(kPrior, 9, kGradient, 0).empty());
+  EXPECT_TRUE(overtakes(kGradient, 2, kGradient, 2).empty());
+  EXPECT_TRUE(overtakes(kGradient, 2, kGradient, 3).empty());
+  EXPECT_TRUE(overtakes(kGradient, 0, kPrior, 0, Unheld::wanted).empty());
+  // One that comes or starts at the same instant is not overtaken.
+  for (const Time ready : {20us, 25us}) {
+    Trace trace;
+    trace.add(micro_op(kGradient, 2us, 20us, 40us));
+    trace.add(micro_op(kPrior, ready, 30us, 50us));
+    EXPECT_TRUE(verify_trace(trace).breaches.empty());
+  }
+}
+
+TEST(VerifyTrace, FindsALinkThatIdlesWhileWorkIsQueued) {
+  const auto idles = [](Time ready, Time idle, const TraceEvent* more = nullptr) {
+    Trace trace;
+    trace.add(micro_op(TrafficClass::gradient, 0us, 0us, 10us));
+    trace.add(micro_op(TrafficClass::gradient, ready, 30us, 40us));
+    if (more != nullptr) trace.add(*more);
+    return verify_trace(trace, idle).breaches;
+  };
+  EXPECT_EQ(idles(5us, 0us),
+            std::vector<std::string>{"micro-op of 'sums' (gradient, step 0, hop 0) was queued "
+                                     "while nothing was under way and nothing held"});
+  EXPECT_EQ(idles(12us, 17us).size(), 1u);
+  EXPECT_TRUE(idles(12us, 18us).empty());  // as long as one may take to see it
+  EXPECT_TRUE(idles(30us, 0us).empty());   // nothing was queued
+  EXPECT_TRUE(idles(5us, kNever).empty());
+  const TraceEvent held = operation(TrafficClass::blocking, 10us, 30us, true);
+  EXPECT_TRUE(idles(5us, 0us, &held).empty());
+  const TraceEvent half = micro_op(TrafficClass::prior, 10us, 10us, 20us);
+  EXPECT_EQ(idles(5us, 0us, &half).size(), 1u);
+  const TraceEvent whole = micro_op(TrafficClass::prior, 10us, 10us, 30us);
+  EXPECT_TRUE(idles(5us, 0us, &whole).empty());
+}
+
 TEST(VerifyTrace, SaysThatEventsWereLeftOut) {
   for (const std::size_t most : {std::size_t{2}, std::size_t{1}}) {
     Trace trace(most);

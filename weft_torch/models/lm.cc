@@ -12,6 +12,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -67,6 +68,7 @@ class Lm final : public Model {
     }
     const torch::Tensor hidden = input.flatten(0, 1), targets = batch.targets.flatten();
     if (samples(context)) return {sampled(hidden, targets, context)};
+    if (options().samples > 0) return {full(hidden, targets, context)};
     const Rows all = rows(softmax_);
     return {cross_entropy_sum(torch::linear(hidden, all.weight, all.bias), targets)};
   }
@@ -85,6 +87,7 @@ class Lm final : public Model {
  private:
   static constexpr const char* kEmbedding = "embedding.weight";
   static constexpr const char* kSoftmax = "softmax.weight";
+  static constexpr std::int64_t kBlock = 1 << 13;  // words of the full softmax at a time
 
   struct Rows {
     torch::Tensor weight, bias;
@@ -127,6 +130,28 @@ class Lm final : public Model {
     const torch::Tensor logits = torch::cat(
         {at_target.unsqueeze(1), at_others.masked_fill(hits, -std::numeric_limits<float>::infinity())}, 1);
     return (torch::logsumexp(logits, 1) - at_target).sum();
+  }
+
+  // The softmax over all words, whose table may be elsewhere and large: one block of words after the other.
+  torch::Tensor full(const torch::Tensor& hidden, const torch::Tensor& targets,
+                     const StepContext& context) const {
+    const std::int64_t tokens = hidden.size(0), all = options().vocabulary;
+    if (all <= kBlock) {
+      const Rows words = rows(block(softmax_at_, 0, all, context));
+      return cross_entropy_sum(torch::linear(hidden, words.weight, words.bias), targets);
+    }
+    torch::Tensor total = torch::full({tokens}, -std::numeric_limits<double>::infinity(), hidden.options());
+    torch::Tensor at_target = torch::zeros({tokens}, hidden.options());
+    for (std::int64_t first = 0; first < all; first += kBlock) {
+      const std::int64_t count = std::min(kBlock, all - first);
+      const Rows words = rows(block(softmax_at_, first, count, context));
+      const torch::Tensor logits = torch::linear(hidden, words.weight, words.bias);
+      total = torch::logaddexp(total, torch::logsumexp(logits, 1));
+      const torch::Tensor here = targets.ge(first).logical_and(targets.lt(first + count));
+      const torch::Tensor places = (targets - first).clamp(0, count - 1).unsqueeze(1);
+      at_target = torch::where(here, logits.gather(1, places).squeeze(1), at_target);
+    }
+    return (total - at_target).masked_select(targets.ne(kNotCounted)).sum();
   }
 
   torch::Tensor softmax_;

@@ -92,6 +92,28 @@ torch::Tensor Model::look_up(int parameter, const torch::Tensor& ids, const Step
                           /*scale_grad_by_freq=*/false, options_.sparse_gradients);
 }
 
+torch::Tensor TableHolder::block(int, std::int64_t, std::int64_t) const { return {}; }
+
+torch::Tensor Model::block(int parameter, std::int64_t first, std::int64_t count,
+                           const StepContext& context) const {
+  if (context.tables != nullptr) {
+    torch::Tensor rows = context.tables->block(parameter, first, count);
+    if (rows.defined()) return rows;
+  }
+  const torch::Tensor& own = parameters_[static_cast<std::size_t>(parameter)].tensor;
+  if (own.size(0) < first + count)
+    throw UsageError("model " + name() + ": table '" + parameters_[static_cast<std::size_t>(parameter)].name +
+                     "' is held elsewhere: evaluate with whoever holds it");
+  return own.slice(0, first, first + count);
+}
+
+Batch Model::blank() const {
+  const torch::Tensor one = torch::zeros({1, 1}, torch::kInt64);
+  Batch out{.tokens = one, .targets = torch::full({1, kind_ == BatchKind::spans ? 2 : 1}, kNotCounted)};
+  if (kind_ == BatchKind::pairs) out.source = one;
+  return out;
+}
+
 torch::Tensor Model::loss(const Batch& batch, const StepContext& context) const {
   check(batch);
   if (sequences(batch) == 0) {

@@ -54,6 +54,9 @@ class TableHolder {
   // Rows of a table, [..., columns] for ids [...]; undefined for a parameter that it does not hold. Throws
   // UsageError for an id that lookups() had not said.
   virtual torch::Tensor rows(int parameter, const torch::Tensor& ids) const = 0;
+  // Rows [first, first + count) of it, or undefined: for what reads a table from end to end. Who holds tables
+  // for steps alone does not have them.
+  virtual torch::Tensor block(int parameter, std::int64_t first, std::int64_t count) const;
 };
 
 struct StepContext {
@@ -102,6 +105,8 @@ class Model {
   virtual std::vector<TableIds> lookups(const Batch& batch, const StepContext& context) const;
   // Throws UsageError for a batch that does not fit the model.
   void check(const Batch& batch) const;
+  // One short sequence that fits, of which nothing counts.
+  Batch blank() const;
   // torch::kFloat32 (as built) or torch::kFloat64. Parameters stay the same tensors. REQUIRES: no gradients
   // yet.
   void to(torch::ScalarType type);
@@ -115,6 +120,9 @@ class Model {
   torch::Tensor add(const std::string& name, torch::IntArrayRef sizes, InitialValues initial);
   // Rows of a table by their ids, [..., columns]: from whoever holds it.
   torch::Tensor look_up(int parameter, const torch::Tensor& ids, const StepContext& context) const;
+  // Rows [first, first + count) of it: the same.
+  torch::Tensor block(int parameter, std::int64_t first, std::int64_t count,
+                      const StepContext& context) const;
   int place_of(const std::string& name) const;  // REQUIRES: it was added
 
  private:

@@ -38,6 +38,13 @@ void keep(const HybridTable& table, int rank, std::int32_t row, const double* va
 
 }  // namespace
 
+void bring_back(const Parameter& parameter, const ParameterShape& shape) {
+  const torch::Tensor values = torch::empty(shape.dims, torch::kFloat32);
+  parameter.initial(0, span_of<float>(values));
+  const torch::NoGradGuard no_grad;
+  torch::Tensor(parameter.tensor).set_data(values.to(parameter.tensor.options().requires_grad(false)));
+}
+
 HeldTables::HeldTables(Model& model, JobStrategies& job) : model_(model), job_(job) {
   const ModelShape& trained = job.all().shape();
   for (std::size_t p = 0; p < trained.parameters.size(); ++p) {
@@ -81,6 +88,11 @@ const HeldTables::Held* HeldTables::find(std::string_view name) const {
   return found == held_.end() ? nullptr : &*found;
 }
 
+const HeldTables::Held* HeldTables::find(int in_model) const {
+  const auto found = std::ranges::find(held_, in_model, &Held::in_model);
+  return found == held_.end() ? nullptr : &*found;
+}
+
 bool HeldTables::holds(std::string_view name) const { return find(name) != nullptr; }
 
 std::vector<BatchInfo::Lookup> HeldTables::lookups(std::span<const Batch> batches,
@@ -104,8 +116,8 @@ std::vector<BatchInfo::Lookup> HeldTables::lookups(std::span<const Batch> batche
 }
 
 torch::Tensor HeldTables::rows(int parameter, const torch::Tensor& ids) const {
-  const auto held = std::ranges::find(held_, parameter, &Held::in_model);
-  if (held == held_.end()) return {};
+  const Held* const held = find(parameter);
+  if (held == nullptr) return {};
   const torch::Tensor wanted = ids.flatten().cpu();
   torch::Tensor places = torch::searchsorted(held->ids, wanted);
   if (held->ids.size(0) > 0) places.clamp_max_(held->ids.size(0) - 1);
@@ -145,18 +157,37 @@ void HeldTables::after_backward(const Piece& piece) {
   }
 }
 
+// `ids` and `out` are in host memory.
+void HeldTables::look_up(const Held& held, const torch::Tensor& ids, const torch::Tensor& out) {
+  const std::span<const std::int64_t> asked = span_of<std::int64_t>(ids);
+  const Dense into =
+      out.scalar_type() == torch::kFloat64 ? Dense(span_of<double>(out)) : Dense(span_of<float>(out));
+  held.table->look_up(asked, into).wait();
+}
+
+torch::Tensor HeldTables::Outside::rows(int parameter, const torch::Tensor& ids) const {
+  const Held* const held = tables_.find(parameter);
+  if (held == nullptr) return {};
+  const torch::Tensor wanted = ids.flatten().cpu().contiguous();
+  const torch::Tensor out =
+      torch::empty({wanted.size(0), held->table->info().columns}, held->like.options().device(torch::kCPU));
+  look_up(*held, wanted, out);
+  std::vector<std::int64_t> sizes = ids.sizes().vec();
+  sizes.push_back(held->table->info().columns);
+  return out.view(sizes).to(held->like.device());
+}
+
+torch::Tensor HeldTables::Outside::block(int parameter, std::int64_t first, std::int64_t count) const {
+  return rows(parameter, torch::arange(first, first + count, torch::kInt64));
+}
+
 torch::Tensor HeldTables::whole(std::string_view name) {
   const Held& held = *find(name);
   const TableInfo& info = held.table->info();
   torch::Tensor out = torch::empty({info.rows, info.columns}, held.like.options().device(torch::kCPU));
   for (std::int64_t first = 0; first < info.rows; first += kChunk) {
     const std::int64_t count = std::min(kChunk, info.rows - first);
-    const torch::Tensor ids = torch::arange(first, first + count, torch::kInt64);
-    const torch::Tensor chunk = out.slice(0, first, first + count);
-    const Ticket ticket = out.scalar_type() == torch::kFloat64
-                              ? held.table->look_up(span_of<std::int64_t>(ids), Dense(span_of<double>(chunk)))
-                              : held.table->look_up(span_of<std::int64_t>(ids), Dense(span_of<float>(chunk)));
-    ticket.wait();
+    look_up(held, torch::arange(first, first + count, torch::kInt64), out.slice(0, first, first + count));
   }
   return out.to(held.like.device());
 }

@@ -17,6 +17,9 @@
 
 namespace weft {
 
+// Makes a parameter of a model that was made without its tables the model's own, with its first values.
+void bring_back(const Parameter& parameter, const ParameterShape& shape);
+
 class HeldTables final : public TableHolder {
  public:
   // Each rank's part takes the values that the model has, or would begin with where it was made without them;
@@ -27,6 +30,10 @@ class HeldTables final : public TableHolder {
   // Of a step on these batches, for every table; none of an empty batch. Valid until the next call.
   std::vector<BatchInfo::Lookup> lookups(std::span<const Batch> batches, const StepContext& context);
   torch::Tensor rows(int parameter, const torch::Tensor& ids) const override;
+
+  // For what is no step: rows come as they are asked for, of all ranks that ask for rows of the same tables in
+  // the same order. REQUIRES: nothing is under way.
+  const TableHolder& outside() const { return outside_; }
 
   void before_forward(const Piece& piece);  // its rows are awaited: they are taken
   void after_backward(const Piece& piece);  // of the last micro-batch: gradients that are complete go out
@@ -45,13 +52,25 @@ class HeldTables final : public TableHolder {
     torch::Tensor rows;      // the leaf
     torch::Tensor gradient;  // of the rows, until the next step's
   };
+  class Outside final : public TableHolder {
+   public:
+    explicit Outside(const HeldTables& tables) : tables_(tables) {}
+    torch::Tensor rows(int parameter, const torch::Tensor& ids) const override;
+    torch::Tensor block(int parameter, std::int64_t first, std::int64_t count) const override;
+
+   private:
+    const HeldTables& tables_;
+  };
   const Held* find(std::string_view name) const;
+  const Held* find(int in_model) const;
+  static void look_up(const Held& held, const torch::Tensor& ids, const torch::Tensor& out);
   void take_over(const Parameter& parameter, Held& held) const;
 
   Model& model_;
   JobStrategies& job_;
   std::vector<Held> held_;
   std::vector<torch::Tensor> asked_;  // ids of the last lookups
+  const Outside outside_{*this};
 };
 
 }  // namespace weft

@@ -15,6 +15,7 @@
 #include "state/optimizer.h"
 #include "state/registry.h"
 #include "step/run_step.h"
+#include "weft/collective.h"
 #include "weft/error.h"
 #include "weft_torch/train/cut_model.h"
 #include "weft_torch/train/held_tables.h"
@@ -78,6 +79,7 @@ class Replica::Core final : private Driver {
 
   StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, const Batch* next);
   StepOutcome settle();
+  double evaluate(std::span<const Batch> batches);
   void abandon(std::exception_ptr cause) noexcept;
   void set_density(double density);
   void set_lr(double lr) {
@@ -123,7 +125,9 @@ class Replica::Core final : private Driver {
   void update_block(int block);
   void update(int index);
   void take_result();
+  std::vector<double> over_ranks(std::vector<double> values, Reduction reduction);
 
+  Engine& engine_;
   Model& model_;
   ReplicaOptions options_;
   CutModel cut_;
@@ -144,6 +148,7 @@ class Replica::Core final : private Driver {
   std::optional<double> density_, lr_;  // to be set when the step before is over
   StepOutcome outcome_;
   std::int64_t skipped_steps_ = 0;
+  std::uint32_t evaluations_ = 0;  // exchanges of them
 };
 
 // torch calls it once per backward and parameter, after the gradient was added to what was there.
@@ -158,7 +163,7 @@ class Replica::Core::Hook final : public torch::autograd::PostAccumulateGradHook
 };
 
 Replica::Core::Core(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options)
-    : model_(model), options_(options), cut_(model) {
+    : engine_(engine), model_(model), options_(options), cut_(model) {
   check(options);
   add_strategies(engine, comm, add_parameters());
   make_optimizer();
@@ -181,11 +186,15 @@ ModelShape Replica::Core::add_parameters() {
   ModelShape trained = model_.shape().trained(is_trained);
   const std::vector<bool> held = held_tables(trained, options_.tables);
   int place = 0;
-  for (const Parameter& parameter : model_.parameters()) {
+  for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
+    const Parameter& parameter = model_.parameters()[i];
+    const ParameterShape& shape = model_.shape().parameters[i];
     torch::Tensor tensor = parameter.tensor;
-    if (!tensor.requires_grad()) continue;
+    const bool is_held = is_trained[i] && held[static_cast<std::size_t>(place)];
+    if (!is_held && tensor.numel() != shape.count()) bring_back(parameter, shape);
+    if (!is_trained[i]) continue;
     const int at = place++;
-    if (held[static_cast<std::size_t>(at)]) continue;
+    if (is_held) continue;
     if (!tensor.is_contiguous()) throw UsageError("'" + parameter.name + "' is not contiguous");
     Mine mine{.parameter = parameter, .place = at};
     mine.ready = trained.ready_after(at, 1);
@@ -247,9 +256,9 @@ void Replica::Core::add_state() {
   add(kModelOwner, [this, peers] {
     std::vector<LiveRow> out = model_rows(model_, peers);
     std::erase_if(out, [this](const LiveRow& row) { return tables_->holds(row.row.key.name); });
-    if (job_->hybrid() == nullptr) return out;
-    for (LiveRow& row : job_->hybrid()->value_rows(kModelOwner, kModelValue, peers))
-      out.push_back(std::move(row));
+    for (HybridEmbedding* tables : job_->hybrids()) {
+      for (LiveRow& row : tables->value_rows(kModelOwner, kModelValue, peers)) out.push_back(std::move(row));
+    }
     return out;
   });
   add(kOptimizerOwner, [this, peers] {
@@ -463,6 +472,38 @@ void Replica::Core::update(int index) {
   gradient.zero_();
 }
 
+// Of all ranks, element by element.
+std::vector<double> Replica::Core::over_ranks(std::vector<double> values, Reduction reduction) {
+  const SubmitOptions submit{.name = "evaluation",
+                             .traffic = TrafficClass::blocking,
+                             .slot = strategies_->next_slot(strategies_->world()),
+                             .step = evaluations_++};
+  const Dense all(std::span<double>{values});
+  engine_
+      .submit(strategies_->world(), submit,
+              [all, reduction](Comm comm) { return all_reduce(comm, all, {.reduction = reduction}); })
+      .wait();
+  return values;
+}
+
+// A rank that has no batch left asks for rows with the others, of a blank one.
+double Replica::Core::evaluate(std::span<const Batch> batches) {
+  settle();
+  const torch::NoGradGuard no_grad;
+  const StepContext context{.training = false, .tables = &tables_->outside()};
+  const double most = over_ranks({static_cast<double>(batches.size())}, Reduction::max)[0];
+  std::vector<double> sums(2);  // loss, tokens
+  for (std::size_t i = 0; i < static_cast<std::size_t>(most); ++i) {
+    const bool has = i < batches.size() && sequences(batches[i]) > 0;
+    const Batch batch = has ? batches[i] : model_.blank();
+    sums[0] += model_.loss(batch, context).item<double>();
+    sums[1] += static_cast<double>(counted(batch));
+  }
+  sums = over_ranks(std::move(sums), Reduction::sum);
+  if (sums[1] == 0) throw UsageError("an evaluation without a token that counts has no loss");
+  return sums[0] / sums[1];
+}
+
 std::vector<torch::Tensor> Replica::Core::values() {
   std::vector<torch::Tensor> out;
   for (const Parameter& parameter : model_.parameters()) {
@@ -483,6 +524,7 @@ StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContex
   return core_->step(micro_batches, context, next);
 }
 StepOutcome Replica::settle() { return core_->settle(); }
+double Replica::evaluate(std::span<const Batch> batches) { return core_->evaluate(batches); }
 void Replica::abandon(std::exception_ptr cause) noexcept { core_->abandon(std::move(cause)); }
 void Replica::set_density(double density) { core_->set_density(density); }
 void Replica::set_lr(double lr) { core_->set_lr(lr); }

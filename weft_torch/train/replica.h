@@ -100,6 +100,9 @@ class Replica {
   // number behind this one's; null where there is none. What tables hold is asked for in forward.
   StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context,
                    const Batch* next = nullptr);
+  // The mean loss over the counted tokens of all ranks' batches, from which nothing is learned: no dropout, a
+  // softmax over all words. Settles first. All ranks call it, each with as many batches as it has.
+  double evaluate(std::span<const Batch> batches);
   // Waits for what is under way and updates every parameter. Of its outcome, what is said of the step before.
   StepOutcome settle();
   // Ends what is under way because of `cause`, here and on the peers, and waits until nothing uses the

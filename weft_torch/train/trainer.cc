@@ -130,7 +130,7 @@ void Trainer::open() {
   }
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
   ModelOptions sizes = model_sizes(options_, *source);
-  sizes.tables_elsewhere = find_table_way(options_.tables.way).kind == TableWay::Kind::hybrid;
+  sizes.tables_elsewhere = TableWays(options_.tables.way).any(TableWay::Kind::hybrid);
   model_ = make_model(options_.model, sizes);
   figures_ = figures_of(world_);
   world_.plan_by(options_.planned_link);

@@ -10,7 +10,8 @@ namespace weft {
 
 struct TablesOptions {
   // affects results; equal on all ranks
-  std::string way = "scheme";  // one of table_way_names()
+  // One of table_way_names(); or by table, as in "embrace/output=dense": what is not named has the first.
+  std::string way = "scheme";
   // affects speed only; equal on all ranks
   // off; horizontal, vertical, both (docs/algorithms.md); two-sided: both, and rows that this batch leaves
   // alone are looked up for the next one in advance. Empty: what the way has.

@@ -71,10 +71,8 @@ SparseVector::SparseVector(const SparseBench& bench, const SparseCase& c, Engine
       state_(buckets_ ? 0 : c.length) {}
 
 void SparseVector::draw(int rank, std::uint32_t step) {
-  Draw what{.distribution = bench_.distribution,
-            .seed = 1,
-            .rank = static_cast<std::uint32_t>(rank),
-            .step = step};
+  Draw what{
+      .distribution = bench_.distribution, .seed = 1, .rank = static_cast<std::uint32_t>(rank), .step = step};
   if (!bench_.shifted) return weft::draw(what, gradient_);
   if (drawn_.empty()) {
     what.step = 0;

@@ -73,7 +73,7 @@ class SparseVector {
   const SparseCase& case_;
   SparseOptions call_;
   std::vector<float> gradient_;
-  std::vector<float> drawn_;  // where draws are shifted: what is shifted
+  std::vector<float> drawn_;               // where draws are shifted: what is shifted
   std::unique_ptr<DataParallel> buckets_;  // null: one operation, on the next two
   SparseState state_;
   SparseResult result_;
