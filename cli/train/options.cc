@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "embedding/ways.h"
 #include "train_flags.h"
 #include "weft/error.h"
 
@@ -109,6 +110,7 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   command.computation = static_cast<const Computation&>(t);
   if (t.checkpoint_every < 0)
     throw UsageError("checkpoint-every must be 0 or more, not " + std::to_string(t.checkpoint_every));
+  if (t.checkpoint_every > 0 && !t.emulated()) TableWays(t.options.tables.way).check_saved();
   if (t.keep_last < 1 || t.keep_last > 1'000'000)
     throw UsageError("keep-last must be 1 or more, not " + std::to_string(t.keep_last));
   command.link = resolve_network(t.link, t, command.ranks);

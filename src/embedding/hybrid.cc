@@ -294,6 +294,14 @@ Ticket HybridEmbedding::ticket(int exchange, int offset) const {
   return table(kind.table).ticket(kind.exchange, offset);
 }
 
+std::vector<Ticket> HybridEmbedding::work() const {
+  std::vector<Ticket> out;
+  for (const auto& table : tables_) {
+    for (const Ticket& ticket : table->work()) out.push_back(ticket);
+  }
+  return out;
+}
+
 StepResult HybridEmbedding::verdict() {
   StepResult out{.committed = true, .step = committed_, .bad = {}, .text = {}};
   if (!options_.updates_wait) return out;  // what is not finite has ended the job

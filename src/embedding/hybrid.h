@@ -66,6 +66,7 @@ class HybridEmbedding final : public Strategy {
   void step_end() override;
   void start(int exchange, int offset, TensorSource& tensors) override;
   Ticket ticket(int exchange, int offset) const override;
+  std::vector<Ticket> work() const override;
   StepResult verdict() override;
   double squares() const override;
   void close(bool committed, double scale) override;

@@ -54,8 +54,30 @@ double RowFetch<T>::place(const Comm& comm, const From& from, const Into& into) 
   return copy_seconds(comm, flow_.recv);
 }
 
+// Where every rank holds all rows.
+template <class T>
+double RowFetch<T>::copy(const Comm& comm, std::span<const std::int32_t> rows, const From& from,
+                         const Into& into) {
+  const auto width = static_cast<std::size_t>(from.columns);
+  const Columns all{width, 0, width};
+  into.rows->resize(into.list.size() * width);
+  if (rows.size() == into.list.size()) {
+    gather_rows(from.values, all, rows, std::span<T>(*into.rows));
+  } else {
+    flow_.recv.resize(rows.size() * width);
+    gather_rows(from.values, all, rows, std::span<T>(flow_.recv));
+    place_rows(std::span<const T>(flow_.recv), all, places_of(rows, into.list), std::span<T>(*into.rows));
+  }
+  return comm.kernels().copy_byte * static_cast<double>(rows.size() * width * sizeof(T));
+}
+
 template <class T>
 Task<void> RowFetch<T>::run(Comm comm, const RowLists* lists, From from, Into into) {
+  if (from.layout->replicated()) {
+    auto copies = [&] { return copy(comm, lists->of_rank[at(comm.rank())], from, into); };
+    co_await comm.compute(copies);
+    co_return;
+  }
   auto packs = [&] { return pack(comm, *lists, from); };
   co_await comm.compute(packs);
   co_await exchange(comm, &flow_);

@@ -31,6 +31,7 @@ class RowFetch {
   Task<void> run(Comm comm, const RowLists* lists, From from, Into into);
 
  private:
+  double copy(const Comm& comm, std::span<const std::int32_t> rows, const From& from, const Into& into);
   double pack(const Comm& comm, const RowLists& lists, const From& from);
   double place(const Comm& comm, const From& from, const Into& into);
 

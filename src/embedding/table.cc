@@ -107,6 +107,12 @@ class Table final : public HybridTable {
     return s.number == walked_ - offset ? s.tickets[static_cast<std::size_t>(exchange)] : Ticket();
   }
 
+  std::vector<Ticket> work() const override {
+    std::vector<Ticket> out;
+    for (const Step& s : steps_) out.push_back(s.split);
+    return out;
+  }
+
   std::string trouble() const override {
     const Step& s = ended();
     return s.prior.sum.bad() < 0 ? "" : text_of(s, s.prior);
@@ -166,7 +172,7 @@ class Table final : public HybridTable {
     std::vector<std::int32_t> places;  // of this rank's tokens in its list
     std::vector<T> rows;               // of that list, all columns
     RowLists early, late;              // of the ids, where some were looked up in advance
-    bool has_early = false, reads = true;
+    bool reads = true;
     RowFetch<T> early_fetch, fetch;
     std::span<const T> gradient;
     std::vector<T> zeros;
@@ -207,7 +213,7 @@ class Table final : public HybridTable {
     s.number = number;
     s.tickets = {};
     s.split = {};
-    s.has_early = s.applies = false;
+    s.applies = false;
     s.reads = reads_;
     own(s) = unique_ids(pending_);
     s.places = places_of(std::span<const std::int64_t>(pending_), own(s));
@@ -226,7 +232,6 @@ class Table final : public HybridTable {
 
   // Rows that no rank has touched since, of the next batch: the last step's delayed ones are applied first.
   void start_early(Step& s, Step& now, Step& last) {
-    s.has_early = true;
     Step* const before = is_of(last, s.number - 2) ? &last : nullptr;
     s.ticket(TableExchange::early) = submit(TableExchange::early, [this, &s, &now, before](Comm comm) {
       return counted(comm, this, TableExchange::early, early(comm, this, &s, &now, before));
@@ -286,9 +291,12 @@ class Table final : public HybridTable {
     co_await gather_ids(comm, &asked->step.ids, table->info_.rows);
     const Comm behind = comm.hops_from(1);
     co_await table->forward(behind, &asked->step, &asked->step.ids, &asked->step.fetch);
-    const auto width = static_cast<std::size_t>(table->info_.columns);
-    const Columns all{width, 0, width};
-    gather_rows(std::span<const T>(asked->step.rows), all, asked->step.places, asked->out);
+    auto place = [table, asked, &comm] {
+      const auto width = static_cast<std::size_t>(table->info_.columns);
+      gather_rows(std::span<const T>(asked->step.rows), {width, 0, width}, asked->step.places, asked->out);
+      return comm.kernels().copy_byte * static_cast<double>(asked->out.size_bytes());
+    };
+    co_await comm.compute(place);
   }
 
   // ---- backward ----
@@ -429,17 +437,23 @@ class Table final : public HybridTable {
 
   // ---- the rest ----
 
-  // The same on all ranks: they have the same lists.
+  // The same on all ranks: they have the same lists. One batch that is like the next says nothing of all.
   void look_at_share(const Step& s) {
     const double prior = static_cast<double>(s.prior.sum.lists.total());
     const double all = prior + static_cast<double>(s.delayed.sum.lists.total());
-    prior_share_ = all > 0 ? prior / all : 0;
-    if (all > 0 && prior_share_ > options_.split_below) splits_ = false;
+    if (all == 0) return;
+    prior_share_ = prior / all;
+    useless_ = prior_share_ > options_.split_below ? useless_ + 1 : 0;
+    if (useless_ < kUselessSteps) return;
+    splits_ = false;
+    engine_.log_line("table '" + info_.name + "': of its rows " +
+                     std::to_string(std::lround(100 * prior_share_)) +
+                     " % are read again by the next batch: from now on none are delayed");
   }
 
   std::string text_of(const Step& s, const Part& part) const {
-    return "step " + std::to_string(s.number) + ": the gradient of row " + std::to_string(part.sum.bad()) +
-           " of table '" + info_.name + "' is not finite";
+    return "step " + std::to_string(s.at.step - 1) + ": the gradient of row " +
+           std::to_string(part.sum.bad()) + " of table '" + info_.name + "' is not finite";
   }
 
   // What the operation sends is added to the exchange's bytes.
@@ -449,6 +463,8 @@ class Table final : public HybridTable {
   }
 
   RowSumRules rules_;
+  static constexpr int kUselessSteps = 3;
+  int useless_ = 0;    // steps in a row in which hardly a row could be delayed
   std::size_t width_;  // own columns
   LargeVector<T> values_;
   std::array<Step, 3> steps_;

@@ -56,6 +56,7 @@ class HybridTable {
   virtual void gradient_ready(std::span<const double> gradient) = 0;
   void end_step();  // without a gradient it counts as zeros
   virtual Ticket ticket(TableExchange exchange, int offset) const = 0;
+  virtual std::vector<Ticket> work() const = 0;  // that packs gradients, of the steps that are alive
   // Of the step that has ended last, own columns. REQUIRES: updates wait; its exchange is done.
   virtual std::string trouble() const = 0;  // empty: the gradient is finite
   virtual double squares() const = 0;
@@ -81,9 +82,9 @@ class HybridTable {
   std::uint64_t sent_bytes(TableExchange e) const {
     return sent_[static_cast<std::size_t>(e)].load(std::memory_order_relaxed);
   }
-  // Of the last step that was split: prior rows among all.
+  // Of the last step that was split: prior rows among all. Any thread.
   double prior_share() const { return prior_share_; }
-  bool splits() const { return splits_; }  // false: their share was too large
+  bool splits() const { return splits_; }  // false: their share was too large for some steps in a row
 
  protected:
   HybridTable(Engine& engine, const Comm& comm, const TableInfo& info, const HybridOptions& options,
@@ -108,8 +109,8 @@ class HybridTable {
   std::int64_t ended_ = -1;            // step whose backward was the last to end
   std::array<std::uint32_t, kTableExchanges> attempts_{};
   std::array<std::atomic<std::uint64_t>, kTableExchanges> sent_{};  // the engine's thread adds
-  double prior_share_ = 0;
-  bool splits_ = true;
+  std::atomic<double> prior_share_ = 0;                             // the pool's threads write
+  std::atomic<bool> splits_ = true;
 };
 
 }  // namespace weft

@@ -100,6 +100,14 @@ bool TableWays::any(Kind kind) const {
   return std::ranges::any_of(all(), [&](const TableWay* way) { return way->kind == kind; });
 }
 
+void TableWays::check_saved() const {
+  for (const TableWay* way : all()) {
+    if (!way->keeps_state())
+      throw UsageError("tables of way '" + std::string(way->name) +
+                       "' are dealt by rows, for comparisons, and not saved: --checkpoint-every 0");
+  }
+}
+
 std::vector<std::string_view> table_way_names() {
   std::vector<std::string_view> out;
   out.reserve(kWays.size());

@@ -23,6 +23,11 @@ struct TableWay {
   TableGather gather = TableGather::rows;
   int ranks_per_owner = 1;  // of rows that are dealt: 1: all ranks have some; 4: one server for four ranks
   std::string_view scheduling = "horizontal";  // one of table_scheduling_names()
+
+  // Its tables can be saved and loaded: no rank's part is rows here and there.
+  bool keeps_state() const {
+    return kind != Kind::hybrid || cut == TableCut::columns || cut == TableCut::none;
+  }
 };
 
 std::span<const TableWay> table_ways();
@@ -39,6 +44,8 @@ class TableWays {
   const std::vector<std::string>& named() const { return names_; }  // tables that have one of their own
   std::vector<const TableWay*> all() const;                         // that some table may have, each once
   bool any(TableWay::Kind kind) const;
+  // Throws UsageError where some table could not be saved.
+  void check_saved() const;
 
  private:
   const TableWay* others_;

@@ -31,6 +31,7 @@ class Engine::Core {
   void hold(double predicted_seconds);
   void release();
   Time now() const { return executor_.now(); }
+  void log_line(const std::string& line) const;
   void note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started);
   void abandon(std::exception_ptr cause);
   bool poll() noexcept;

@@ -379,6 +379,10 @@ void Engine::Core::doubt(Submission& s) {
 }
 
 // A slow operation that moves is worth a line to those who ask; one that stands still, to everybody.
+void Engine::Core::log_line(const std::string& line) const {
+  if (options_.log != nullptr) options_.log->info(line);
+}
+
 void Engine::Core::tell_log(const Submission& s, Time now) const {
   if (options_.log == nullptr) return;
   const bool moves = now - last_progress(s) < s.timeout / kTells;
@@ -495,6 +499,7 @@ Ticket Engine::settled() { return core_->settled(); }
 void Engine::hold(double predicted_seconds) { core_->hold(predicted_seconds); }
 void Engine::release() { core_->release(); }
 Time Engine::now() const { return core_->now(); }
+void Engine::log_line(const std::string& line) const { core_->log_line(line); }
 void Engine::note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started) {
   core_->note(kind, name, step, started);
 }

@@ -85,7 +85,9 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   out.steps = options.steps;
   out.seed = options.seed;
   out.micro_batches = options.accumulate;
-  out.updates_wait = why_updates_wait(options);
+  TrainOptions waits = options;
+  waits.find_unused = false;  // that is data parallelism's: it says so itself
+  out.updates_wait = why_updates_wait(waits);
   out.planned_link = options.planned_link;
   return out;
 }

@@ -425,7 +425,7 @@ void Strategies::start_verdict() {
   StepResult all{.committed = true, .step = 0, .bad = {}, .text = {}};
   for (std::size_t s = 0; s < strategies_.size(); ++s) {
     const StepResult one = strategies_[s]->verdict();
-    all.step = one.step;
+    all.step = std::max(all.step, one.step);  // who has state knows of the steps before a checkpoint
     if (one.committed) continue;
     all.committed = false;
     all.text += (all.text.empty() ? "" : "; ") + one.text;
@@ -500,6 +500,10 @@ std::vector<Ticket> Strategies::tickets() const {
   for (const auto& [exchange, ticket] : group_comparisons_) out.push_back(ticket);
   for (const Place& place : owner_) {
     for (const int offset : {-1, 0, 1}) out.push_back(at(place.strategy).ticket(place.local, offset));
+  }
+  for (const auto& s : strategies_) {
+    const std::vector<Ticket> more = s->work();
+    out.insert(out.end(), more.begin(), more.end());
   }
   std::erase_if(out, [](const Ticket& t) { return !t.valid(); });
   return out;

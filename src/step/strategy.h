@@ -101,6 +101,9 @@ class Strategy {
 
   // Of the step with that offset; not valid where there is nothing to wait for.
   virtual Ticket ticket(int exchange, int offset) const = 0;
+  // Of work that is no exchange and reads or writes somebody's memory: what is done with it waits for these,
+  // too.
+  virtual std::vector<Ticket> work() const { return {}; }
 
   // ---- results ----
   // REQUIRES: the exchanges that write the parameter's gradient are done.

@@ -29,10 +29,13 @@ struct Parted {
 Parted parted(const ModelShape& shape, const TablesOptions& options) {
   Parted out;
   const TableWays ways(options.way);
+  const bool some_apart = ways.any(TableWay::Kind::hybrid) || ways.any(TableWay::Kind::dense);
   for (std::size_t p = 0; p < shape.parameters.size(); ++p) {
     const ParameterShape& parameter = shape.parameters[p];
-    const TableWay& way = ways.of(parameter.name);
-    if (!parameter.table || way.kind == TableWay::Kind::scheme) {
+    // A table that is a matrix elsewhere gets a gradient for every row: dense, where tables are apart.
+    const bool tied = parameter.tied && some_apart;
+    const TableWay& way = tied ? find_table_way("dense") : ways.of(parameter.name);
+    if ((!parameter.table && !tied) || way.kind == TableWay::Kind::scheme) {
       out.scheme.push_back(static_cast<int>(p));
       continue;
     }

@@ -65,8 +65,8 @@ TablesChoice choose_tables(const Outline& outline, TablesOptions given, const Op
   const std::string none = TablesOptions{}.way;
   const std::string trouble = trouble_of(optimizer);
   const ModelShape shape = shape_of(outline);
-  std::vector<std::string_view> allowed;
-  if (!rows_alone(optimizer)) allowed = {"embrace", "hashed", "parallax", "allgather"};
+  std::vector<std::string_view> allowed{"embrace", "allgather"};
+  if (rows_alone(optimizer)) allowed.push_back("dense");
   for (const OutlineTable& table : outline.tables) {
     const auto parameter = std::ranges::find(shape.parameters, table.name, &ParameterShape::name);
     if (parameter == shape.parameters.end() || !parameter->table)

@@ -24,7 +24,7 @@ struct TablesChoice {
   std::string why() const;  // one sentence for all of them
 };
 
-// `given.way` is not used. What is learned does not hang on the choice: where the optimizer moves rows that have
+// Of the ways with which a run can be saved. `given.way` is not used. What is learned does not hang on the choice: where the optimizer moves rows that have
 // no gradient (adam, adamw) "dense" is not among the ways, and where it has no rule for rows (momentum) tables
 // stay gradients like all others. So do those that the outline says nothing of.
 TablesChoice choose_tables(const Outline& outline, TablesOptions given, const OptimizerOptions& optimizer,

@@ -79,6 +79,23 @@ BatchOptions batch_options(const TrainOptions& o, int rank, int size) {
 
 std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
 
+namespace {
+
+// What is of all gradients of a rank in one does not go with tables that are apart from the others.
+void check_with_tables(const TrainOptions& o) {
+  const TableWays ways(o.tables.way);
+  const bool held = ways.any(TableWay::Kind::hybrid);
+  if (held) validate_rows(optimizer_options(o));
+  if (!held && !ways.any(TableWay::Kind::dense)) return;
+  const std::string and_not = " goes with tables of way 'scheme', not with '" + o.tables.way + "': ";
+  if (o.clip_local && o.clip_norm > 0)
+    throw UsageError("clip-local" + and_not + "their gradients are not part of the rank's norm");
+  if (o.scheme.momentum_correction > 0)
+    throw UsageError("momentum-correction" + and_not + "they would be trained without momentum");
+}
+
+}  // namespace
+
 void check_train(const TrainOptions& o, int ranks) {
   check_model(o.model, o.sizes);
   require(sequence_length(o) >= 1 && sequence_length(o) <= o.sizes.context, "length",
@@ -91,7 +108,7 @@ void check_train(const TrainOptions& o, int ranks) {
   require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
   check_scheme(o.scheme, ranks);
   check_tables(o.tables);
-  if (TableWays(o.tables.way).any(TableWay::Kind::hybrid)) validate_rows(optimizer_options(o));
+  check_with_tables(o);
   require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
   check_schedule(o);
 }

@@ -51,9 +51,8 @@ class PlanTest(unittest.TestCase):
             return plan["tables"], row
 
         tables, row = table_of("50000")
-        # The other table has 65 columns, which 8 ranks do not share evenly.
-        self.assertEqual((tables, row["scheme"]), ("scheme/embedding.weight=embrace/softmax.weight=hashed", "embrace"))
-        self.assertRegex(row["why"], r"^auto: a rank reads [\d.]+ % of its rows, .* a step by cost, hashed .*; columns of every row")
+        self.assertEqual((tables, row["scheme"]), ("embrace", "embrace"))
+        self.assertRegex(row["why"], r"^auto: a rank reads [\d.]+ % of its rows, .* a step by cost, allgather .*; columns of every row")
         tables, row = table_of("65")  # every row is read by every rank
         self.assertEqual((tables, row["scheme"]), ("dense", "dense"))
         self.assertRegex(row["why"], r"^auto: .* sending all of it takes no longer")
@@ -62,6 +61,17 @@ class PlanTest(unittest.TestCase):
             refused = self.weft("plan", *flags, *wrong)
             self.assertEqual(refused.returncode, 2)
             self.assertIn(says, refused.stderr)
+
+    def test_a_tied_table_is_dense_beside_tables_that_are_apart(self) -> None:
+        def row_of(*tables: str) -> dict[str, Any]:
+            plan = self.plan("--model", "gpt", "--ranks", "4", "--link", "1gbit,50us", "--scheme", "spardl", *tables)
+            (row,) = [r for r in plan["rows"] if r["tensor"].startswith("embedding.token.weight")]
+            return row
+
+        apart = row_of("--tables", "embrace")
+        self.assertEqual((apart["scheme"], apart["strategy"]), ("dense", "tables"))
+        self.assertIn("a tied table stays on every rank", apart["why"])
+        self.assertEqual(row_of()["scheme"], "spardl")  # a gradient like all others
 
     def test_rows_and_prediction(self) -> None:
         plan = self.plan("--ranks", "4", "--link", "100mbit,50us", "--scheme", "dense", "--show-schedule")

@@ -203,6 +203,11 @@ class RunTest(TrainTest):
             self.assertNotIn("scheme auto:", again.stderr)
             self.assertIn(line, config.read_text())
 
+    def test_tables_that_are_not_saved_are_refused_before_the_first_step(self) -> None:
+        for way in ("hashed", "parallax", "parallax-pushed", "embrace/softmax.weight=hashed"):
+            self.refused(*TINY, "--model", "lm", "--samples", "16", "--tables", way, "--out", "x", says="--checkpoint-every 0")
+            self.assertFalse((self.folder / "x").exists())
+
     def test_ways_of_tables_that_were_chosen_are_kept(self) -> None:
         lm = (*TINY, "--model", "lm", "--samples", "16", "--optimizer", "adagrad", "--scheme", "dense")
         flags = (*lm, "--tables", "auto", "--ranks", "2", "--link", "100mbit,50us", "--out", "a", "--resume", "auto")

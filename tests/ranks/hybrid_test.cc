@@ -1,6 +1,10 @@
 // Hybrid embeddings that are cut by columns, against one process (hybrid_toy.h).
 #include "embedding/hybrid.h"
 
+#include <atomic>
+#include <numeric>
+#include <thread>
+
 #include "hybrid_toy.h"
 #include "weft/error.h"
 
@@ -203,12 +207,68 @@ TEST(Hybrid, ASplitThatGainsNothingIsSwitchedOff) {
     driver.ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
     Walker walker(driver, all);
     driver.announce();
-    walker.walk(all.next_table(1));  // the next batch is the same: all rows are prior
-    walker.walk(all.next_table(1));
+    for (int step = 0; step < 4; ++step) {
+      walker.walk(all.next_table(1));                     // the next batch is the same: all rows are prior
+      if (step < 2) EXPECT_TRUE(table.splits()) << step;  // some steps do not say it of all
+    }
     walker.walk(all.tables(1).settle);
     EXPECT_EQ(table.prior_share(), 1);
     EXPECT_FALSE(table.splits());
   });
+}
+
+// A program fails while its gradient is packed: when abandon() is back, nobody reads it any more.
+TEST(Hybrid, WhatIsAbandonedReadsNoGradient) {
+  constexpr std::int64_t kRows = 1 << 19, kWidth = 64;
+  std::atomic<int> begun = 0;  // of the ranks: one that hears of the failure first does not come so far
+  const auto fails = [&](World& world) {
+    HybridOptions o;
+    o.optimizer = optimizer("sgd");
+    Strategies all(world.engine(), world.comm(),
+                   chain_shape("one", {{"in", {{"in", {kRows, kWidth}, true}}}}),
+                   {.tokens = false, .lookahead = true});
+    o.first_slot = all.next_slot(world.comm());
+    const std::vector<TableInfo> tables{{"in", kRows, kWidth}};
+    const HybridEmbedding& hybrid =
+        all.add(std::make_unique<HybridEmbedding>(world.engine(), world.comm(), tables, o));
+    all.install();
+    struct Failing final : WaitingDriver {
+      Strategies* all = nullptr;
+      std::vector<std::int64_t> ids;
+      std::vector<float> gradient;
+      void announce() {
+        const std::array<BatchInfo::Lookup, 1> lookups{{{"in", ids}}};
+        all->batch_known({.tokens = 1, .lookups = lookups});
+      }
+      Task<void> compute(Piece piece) override {
+        if (piece.work == Work::forward) announce();
+        if (piece.work == Work::backward) {
+          all->gradient_ready(0, std::span<const float>(gradient));
+          std::this_thread::sleep_for(60ms);  // its ids are known by then, and it is being packed
+          throw Error("the program fails here");
+        }
+        co_return;
+      }
+    } driver;
+    driver.all = &all;
+    driver.ids.resize(kRows / 2);
+    std::iota(driver.ids.begin(), driver.ids.end(), 0);
+    driver.gradient.assign(driver.ids.size() * kWidth, 1.0F);
+    Walker walker(driver, all);
+    try {
+      driver.announce();
+      walker.walk(all.next_table(1));
+    } catch (...) {
+      abandon(all, std::current_exception());
+      for (const Ticket& ticket : hybrid.work()) {
+        begun += ticket.valid() ? 1 : 0;
+        EXPECT_TRUE(!ticket.valid() || ticket.done()) << world.rank();
+      }
+      throw;
+    }
+  };
+  EXPECT_THROW(run_ranks(2, fails), Error);
+  EXPECT_GE(begun, 1);
 }
 
 TEST(Hybrid, RowsThatWereReadElsewhereDoNotTravel) {

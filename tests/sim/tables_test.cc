@@ -207,6 +207,19 @@ TEST(SimulatedTables, TracesHoldToTheRules) {
   EXPECT_TRUE(says(changed(TableExchange::prior, kMicroOp, last), "goes first"));
 }
 
+// Who holds all rows asks nobody for them.
+TEST(SimulatedTables, ReplicatedRowsDoNotTravel) {
+  for (const auto& [way, sends] : {std::pair{"allgather", false}, std::pair{"allgather-raw", false},
+                                   std::pair{"parallax-pushed", false}, std::pair{"hashed", true}}) {
+    const TracedRun run = traced(way, "");
+    const std::uint32_t slot = run.slots.at("in") + static_cast<std::uint32_t>(TableExchange::rows);
+    const auto of_rows = [slot](const TraceEvent& e) {
+      return e.kind == TraceEvent::Kind::micro_op && e.slot == slot;
+    };
+    EXPECT_EQ(std::ranges::any_of(run.traces[1].events(), of_rows), sends) << way;
+  }
+}
+
 // What every rank has all of costs its computation in addition, and its bytes are the table's.
 TEST(SimulatedTables, DenseTablesTakeMore) {
   Outline outline = two_tables();

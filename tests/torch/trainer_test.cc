@@ -446,6 +446,18 @@ TEST(TrainOptionsTest, SchedulesAndChecks) {
   check_train(TrainOptions{}, 4);
   refused("did you mean 'spardl'", [](TrainOptions& b) { b.scheme.name = "spardel"; });
   refused("did you mean 'gpt'", [](TrainOptions& b) { b.model = "gtp"; });
+  for (const char* way : {"embrace", "dense", "scheme/embedding.weight=hashed"}) {
+    refused("clip-local goes with tables of way 'scheme'", [way](TrainOptions& b) {
+      b.tables.way = way;
+      b.clip_local = true;
+      b.clip_norm = 1;
+    });
+    refused("momentum-correction goes with tables of way 'scheme'", [way](TrainOptions& b) {
+      b.tables.way = way;
+      b.optimizer = default_options("sgd");
+      b.scheme.momentum_correction = 0.9;
+    });
+  }
   refused("density", [](TrainOptions& b) { b.scheme.density = 0; });
   refused("density", [](TrainOptions& b) { b.scheme.density = std::nan(""); });
   refused("teams", [](TrainOptions& b) { b.scheme.teams = 3; });

@@ -121,6 +121,7 @@ class Trainer {
 
 void Trainer::open() {
   check_train(options_, world_.size());
+  if (run_.checkpoint_every > 0) TableWays(options_.tables.way).check_saved();
   TrainStart start;
   std::shared_ptr<const DataSource> source = run_.source;
   if (source == nullptr) {
