@@ -100,6 +100,7 @@ FaultyTransport::FaultyTransport(Transport& inner, FaultOptions options)
 
 Time FaultyTransport::delay_of(const SendRecord& send) {
   if (options_.delay <= 0) return Time::zero();
+  if (options_.delay_only && *options_.delay_only != send.operation.traffic) return Time::zero();
   const std::uint32_t number = numbers_.next(rank(), send.peer, send.id);
   Random random = draws(options_.seed, kDelay, hash_of(rank(), send.peer, send.id), number);
   if (random.uniform() >= options_.delay) return Time::zero();

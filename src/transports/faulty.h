@@ -13,12 +13,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "transports/decorator.h"
 #include "transports/threads.h"
+#include "weft/traffic.h"
 
 namespace weft {
 
@@ -28,8 +30,9 @@ struct FaultOptions {
   // FaultyTransport
   double delay = 0;  // that it waits, for a time of up to
   Time max_delay = 1ms;
-  std::uint64_t die_at_message = 0;  // the n-th send of this rank, from 1; it is not sent. 0: never
-  std::string last_words;            // said to the peers at death; if empty the rank falls silent
+  std::optional<TrafficClass> delay_only;  // what is of another class does not wait
+  std::uint64_t die_at_message = 0;        // the n-th send of this rank, from 1; it is not sent. 0: never
+  std::string last_words;                  // said to the peers at death; if empty the rank falls silent
   // make_tamper
   double drop = 0;
   double truncate = 0;       // to a random shorter length; the frame still says the old one

@@ -238,6 +238,22 @@ TEST(Faulty, DelaysReorderIdentitiesAndNeverOne) {
   }
 }
 
+TEST(Faulty, OnlyOneClassIsDelayed) {
+  const auto delayed = [](std::optional<TrafficClass> only) {
+    std::vector<int> same, others;
+    Job job;
+    job.ranks = 2;
+    job.deadline = 10s;
+    job.faults = {.delay = 1, .max_delay = 1ms, .delay_only = only};
+    const Outcome outcome = run(job, [&](Comm comm) { return race(comm, 30, &same, &others); });
+    EXPECT_EQ(outcome.failed(), 0);
+    return outcome.delayed;
+  };
+  EXPECT_GT(delayed({}), 0u);
+  EXPECT_EQ(delayed(TrafficClass::gradient), delayed({}));  // what operations are unless they say so
+  EXPECT_EQ(delayed(TrafficClass::delayed), 0u);
+}
+
 // What becomes of 200 messages: 0 lost, 1 shortened, 2 changed, 3 whole.
 std::string fates(const FaultOptions& options) {
   Arena arena;

@@ -8,8 +8,12 @@
 //
 // With `negatives` the loss of a token has a term log(cosh(in[a] * w + out[n])) for each of so many rows n of
 // "out" more, the same for all tokens of a step.
+//
+// A token has a weight. The last row of each table is read by a token of its own, in some steps by it and by
+// its opposite: their gradients are exactly zero then, and the moments that the row has decay.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -28,6 +32,7 @@ inline constexpr std::int64_t kSteps = 20;
 
 struct Token {
   std::int64_t in = 0, out = 0;
+  double weight = 1;
 };
 
 inline std::int64_t skewed(Random& random, std::int64_t rows) {  // small ids more often
@@ -38,8 +43,12 @@ inline std::int64_t skewed(Random& random, std::int64_t rows) {  // small ids mo
 inline std::vector<Token> batch_of(std::int64_t step) {
   Random random(7, 1, static_cast<std::uint32_t>(step));
   std::vector<Token> out(20 + random.below(8));
-  for (Token& token : out) token = {skewed(random, kRowsIn), skewed(random, kRowsOut)};
+  for (Token& token : out) token = {skewed(random, kRowsIn - 1), skewed(random, kRowsOut - 1)};
   out[0].in = kPadding;
+  // Of four steps: a gradient, zeros that are read next, zeros that are not, nothing.
+  const Token last{kRowsIn - 1, kRowsOut - 1};
+  if (step % 4 != 3) out.push_back(last);
+  if (step % 4 == 1 || step % 4 == 2) out.push_back({last.in, last.out, -1});
   return out;
 }
 
@@ -76,8 +85,12 @@ using Rows = std::map<std::int64_t, std::vector<double>>;
 // How an implementation could be wrong.
 struct Faults {
   bool counts_each_part = false;  // two updates a step, each of which counts
-  bool own_next_only = false;     // a row that only another rank reads next is late
-  bool duplicates = false;        // the rule sees a row once for each token
+  bool own_next_only = false;     // a row that only another rank reads next is updated behind its lookup
+  // Rows that the next step does not read are updated behind the lookup of the step after it: so it is with
+  // one in advance that does not wait for them.
+  bool delayed_too_late = false;
+  bool early_of_all = false;  // rows are looked up in advance although this step updates them
+  bool duplicates = false;    // the rule sees a row once for each token
   bool divides_twice = false;
   bool drops_zeros = false;  // rows whose gradient is zero are not touched
   bool updates_padding = false;
@@ -99,7 +112,7 @@ struct OneProcess {
   Rows in, out, moments[2][2];  // of each table
   std::vector<double> w;
   std::vector<double> losses, norms;
-  std::int64_t counted = 0;
+  std::int64_t counted = 0, num_zeros = 0;  // steps; rows whose gradient was zero in some step
 
   OneProcess(const std::string& name, std::int64_t steps, const Asked& a = {})
       : options(optimizer(name)), asked(a), faults(a.faults) {
@@ -109,6 +122,7 @@ struct OneProcess {
     for (std::int64_t step = 0; step < steps; ++step) {
       if (step != asked.bad) train(step);
     }
+    for (Late& l : late_) update(l.table, l.id, l.at);
   }
   static std::vector<double> row(std::uint32_t tensor, std::int64_t r) {
     std::vector<double> values;
@@ -127,21 +141,22 @@ struct OneProcess {
     for (const Token& t : tokens) {
       std::vector<double> gi(kColumns), go(kColumns);
       for (std::size_t c = 0; c < kColumns; ++c) {
-        const double e = in[t.in][c], z = e * w[c] - out[t.out][c], s = std::tanh(z) / n;
-        loss += std::log(std::cosh(z));
+        const double e = in[t.in][c], z = e * w[c] - out[t.out][c], s = t.weight * std::tanh(z) / n;
+        loss += t.weight * std::log(std::cosh(z));
         gi[c] = w[c] * s;
         go[c] = -s;
         grad_w[c] += e * s;
         for (const std::int64_t id : negatives) {
-          const double y = e * w[c] + out[id][c], q = std::tanh(y) / n;
-          loss += std::log(std::cosh(y));
+          const double y = e * w[c] + out[id][c], q = t.weight * std::tanh(y) / n;
+          loss += t.weight * std::log(std::cosh(y));
           gi[c] += w[c] * q;
           grad_w[c] += e * q;
         }
       }
       for (const std::int64_t id : negatives) {
         std::vector<double> g(kColumns);
-        for (std::size_t c = 0; c < kColumns; ++c) g[c] = std::tanh(in[t.in][c] * w[c] + out[id][c]) / n;
+        for (std::size_t c = 0; c < kColumns; ++c)
+          g[c] = t.weight * std::tanh(in[t.in][c] * w[c] + out[id][c]) / n;
         grads[1].emplace_back(id, g);
       }
       if (t.in != kPadding || faults.updates_padding) grads[0].emplace_back(t.in, gi);
@@ -170,6 +185,7 @@ struct OneProcess {
                  scale = asked.clip > 0 ? std::min(1.0, asked.clip / (norm + 1e-6)) : 1;
     norms.push_back(norm);
     counted += faults.counts_each_part ? 2 : 1;
+    update_late(step);
     for (int t = 0; t < 2; ++t) {
       Rows& table = t == 0 ? in : out;
       if (faults.touches_all) {
@@ -177,40 +193,71 @@ struct OneProcess {
       }
       if (faults.duplicates) {
         for (const auto& [id, g] : grads[static_cast<std::size_t>(t)])
-          update(t, table[id], id, g, scale, lr_of(step));
+          update(t, id, {g, scale, lr_of(step), counted});
         continue;
       }
       for (const auto& [id, g] : sums[t]) {
-        if (faults.drops_zeros && id % 5 == 0) continue;
-        if (faults.own_next_only && late(step, t, id, asked.size)) continue;
-        update(t, table[id], id, g, scale, lr_of(step));
+        const bool zero = std::ranges::all_of(g, [](double v) { return v == 0; });
+        num_zeros += zero ? 1 : 0;
+        if (faults.drops_zeros && zero) continue;
+        const At at{g, scale, lr_of(step), counted};
+        const std::int64_t until = updated_in(step, t, id);
+        if (until > step)
+          late_.push_back({t, id, until, at});
+        else
+          update(t, id, at);
       }
     }
     for (std::size_t c = 0; c < kColumns; ++c) w[c] -= kLrDense * scale * grad_w[c];
   }
 
-  // Read in the next step, but not by a rank that has a gradient for it.
-  static bool late(std::int64_t step, int table, std::int64_t id, int size) {
-    std::set<int> have, read;
-    const auto note = [&](std::int64_t s, std::set<int>& ranks) {
-      const std::vector<Token> tokens = batch_of(s);
-      for (std::size_t i = 0; i < tokens.size(); ++i) {
-        if ((table == 0 ? tokens[i].in : tokens[i].out) == id) ranks.insert(rank_of(s, i, size));
-      }
-    };
-    note(step, have);
-    note(step + 1, read);
-    for (const int r : have) read.erase(r);
-    return !read.empty();
+ private:
+  struct At {
+    std::vector<double> gradient;
+    double scale, lr;
+    std::int64_t step;
+  };
+  struct Late {
+    int table;
+    std::int64_t id, until;
+    At at;
+  };
+  std::vector<Late> late_;
+
+  // In front of the updates of a step, when its rows have been read.
+  void update_late(std::int64_t step) {
+    std::erase_if(late_, [&](const Late& l) {
+      if (l.until <= step) update(l.table, l.id, l.at);
+      return l.until <= step;
+    });
   }
 
-  void update(int t, std::vector<double>& value, std::int64_t id, const std::vector<double>& g, double scale,
-              double lr) {
+  // The step whose rows were read before this update of a row is seen.
+  std::int64_t updated_in(std::int64_t step, int table, std::int64_t id) const {
+    const std::set<int> have = readers(step, table, id), next = readers(step + 1, table, id);
+    const bool others = std::ranges::any_of(next, [&](int r) { return !have.contains(r); });
+    if (faults.own_next_only && others) return step + 1;
+    if (faults.early_of_all && !next.empty()) return step + 1;
+    if (faults.delayed_too_late && next.empty()) return step + 2;
+    return step;
+  }
+
+  std::set<int> readers(std::int64_t step, int table, std::int64_t id) const {
+    std::set<int> ranks;
+    const std::vector<Token> tokens = batch_of(step);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if ((table == 0 ? tokens[i].in : tokens[i].out) == id) ranks.insert(rank_of(step, i, asked.size));
+    }
+    return ranks;
+  }
+
+  void update(int t, std::int64_t id, const At& at) {
+    std::vector<double>& value = (t == 0 ? in : out)[id];
     std::vector<double>& m = moments[t][0].try_emplace(id, kColumns, 0.0).first->second;
     std::vector<double>& v = moments[t][1].try_emplace(id, kColumns, 0.0).first->second;
-    const double step = static_cast<double>(counted);
+    const double step = static_cast<double>(at.step), lr = at.lr;
     for (std::size_t c = 0; c < kColumns; ++c) {
-      const double x = scale * g[c];
+      const double x = at.scale * at.gradient[c];
       if (options.name == "sgd") value[c] -= lr * x;
       if (options.name == "adagrad") {
         v[c] += x * x;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "hybrid_toy.h"
+#include "transports/faulty.h"
 #include "weft/error.h"
 
 namespace weft::toy {
@@ -35,6 +36,25 @@ TEST_P(HybridSizes, SchedulingChangesNoBit) {
       EXPECT_EQ(many.losses, expected.losses) << schedule.name;
     }
   }
+}
+
+// Delayed rows that are long on their way: whatever reads or updates their rows next waits for them. A lookup
+// in advance does itself, one behind the prior rows does because they wait.
+TEST(Hybrid, DelayedRowsAreAppliedBeforeTheyAreReadHoweverSlow) {
+  constexpr std::int64_t kFew = 8;
+  const auto slow = [](Transport& inner) {
+    const FaultOptions faults{.delay = 1, .max_delay = 40ms, .delay_only = TrafficClass::delayed};
+    return std::make_unique<FaultyTransport>(inner, faults);
+  };
+  const OneProcess one("adam", kFew);
+  for (const Schedule& schedule : kSchedules) {
+    if (!schedule.vertical || !schedule.lookahead) continue;
+    const Outcome many = train(4, {.schedule = schedule, .steps = kFew, .decorate = slow});
+    EXPECT_LE(difference(one, many), kTolerance) << schedule.name;
+  }
+  // Control: rows that were read too early would be seen in as few steps.
+  const OneProcess wrong("adam", kFew, {.faults = {.delayed_too_late = true}, .size = 4});
+  EXPECT_GT(difference(wrong, train(4, {.steps = kFew})), 1e-6);
 }
 
 TEST_P(HybridSizes, MicroBatchesAreCoalesced) {
@@ -118,8 +138,11 @@ TEST(Hybrid, WhatCouldBeWrongIsSeen) {
   EXPECT_LE(broken({}), kTolerance);
   EXPECT_GT(broken({.counts_each_part = true}), 1e-6);
   EXPECT_GT(broken({.own_next_only = true}), 1e-6);
+  EXPECT_GT(broken({.delayed_too_late = true}), 1e-6);
+  EXPECT_GT(broken({.early_of_all = true}), 1e-6);
   EXPECT_GT(broken({.duplicates = true}), 1e-6);
   EXPECT_GT(broken({.divides_twice = true}), 1e-6);
+  EXPECT_GT(OneProcess("adam", kSteps).num_zeros, 10);  // of either table, in half of the steps
   EXPECT_GT(broken({.drops_zeros = true}), 1e-6);
   EXPECT_GT(broken({.updates_padding = true}), 1e-6);
   EXPECT_GT(broken({.touches_all = true}), 1e-6);

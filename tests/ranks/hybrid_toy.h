@@ -38,6 +38,7 @@ struct Job {
   TableGather gather = TableGather::rows;
   int negatives = 0;
   bool spoils = false;  // control: one value of the last rank's tables is another, in the end
+  Decorate decorate = {};
 };
 
 inline ModelShape shape() {
@@ -153,6 +154,11 @@ class Toy final : public WaitingDriver {
     const auto* out = reinterpret_cast<const double*>(hybrid->table(1).rows().data);
     if (m == 0) {
       loss_ = 0;
+      weights_.clear();
+      const std::vector<Token> tokens = batch_of(step_);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        if (rank_of(step_, i, size_) == rank_) weights_.push_back(tokens[i].weight);
+      }
       grads_[0].assign(static_cast<std::size_t>(hybrid->table(0).num_rows() * kColumns), 0);
       grads_[1].assign(kColumns, 0);
       grads_[2].assign(static_cast<std::size_t>(hybrid->table(1).num_rows() * kColumns), 0);
@@ -163,19 +169,20 @@ class Toy final : public WaitingDriver {
       for (std::size_t c = 0; c < kColumns; ++c) {
         const std::size_t x = static_cast<std::size_t>(a[i]) * kColumns + c;
         const std::size_t y = static_cast<std::size_t>(b[i]) * kColumns + c;
-        const double z = in[x] * w[c] - out[y], s = std::tanh(z) / n;
-        loss_ += std::log(std::cosh(z));
-        grads_[0][x] += w[c] * s;
+        const double z = in[x] * w[c] - out[y], s = weights_[i] * std::tanh(z) / n;
+        loss_ += weights_[i] * std::log(std::cosh(z));
+        double of_in = w[c] * s;
         grads_[1][c] += in[x] * s;
         grads_[2][y] -= s;
         for (std::size_t k = a.size(); k < b.size(); ++k) {  // negatives stand behind the tokens
           const std::size_t v = static_cast<std::size_t>(b[k]) * kColumns + c;
-          const double q = std::tanh(in[x] * w[c] + out[v]) / n;
-          loss_ += std::log(std::cosh(in[x] * w[c] + out[v]));
-          grads_[0][x] += w[c] * q;
+          const double q = weights_[i] * std::tanh(in[x] * w[c] + out[v]) / n;
+          loss_ += weights_[i] * std::log(std::cosh(in[x] * w[c] + out[v]));
+          of_in += w[c] * q;
           grads_[1][c] += in[x] * q;
           grads_[2][v] += q;
         }
+        grads_[0][x] += of_in;  // at once: opposite tokens leave nothing
       }
     }
     if (job.bad == std::pair(rank_, step_) && !grads_[0].empty()) grads_[0].back() = std::nan("");
@@ -195,6 +202,7 @@ class Toy final : public WaitingDriver {
   int rank_, size_;
   std::int64_t step_ = 0;
   std::array<std::vector<std::int64_t>, 2> ids_;
+  std::vector<double> weights_;  // of its tokens
   std::array<std::vector<double>, 3> grads_;
   double loss_ = 0;
 
@@ -221,7 +229,10 @@ struct Outcome {
 inline Outcome train(int size, const Job& job) {
   Outcome all;
   std::mutex mutex;
-  run_ranks(size, [&](World& world) {
+  RunOptions options;
+  options.config = Config::from_environment();
+  options.decorate = job.decorate;
+  run_ranks(size, options, [&](World& world) {
     Toy toy(world, job);
     try {
       toy.run();
