@@ -182,6 +182,37 @@ TEST_P(HybridSizes, BytesAreThoseOfTheFormulas) {
   }
 }
 
+// Of the table and of the optimizer's moments, a rank has its columns and no more; all ranks together have one of
+// each.
+TEST_P(HybridSizes, MemoryIsDividedByTheRanks) {
+  const int size = GetParam();
+  const auto bytes_of = [&](TableCut cut, int t) {
+    std::vector<std::size_t> out(static_cast<std::size_t>(size));
+    run_ranks(size, [&](World& world) {
+      Toy toy(world, {.cut = cut});
+      toy.run();
+      const HybridTable& table = toy.hybrid->table(t);
+      std::size_t& held = out[static_cast<std::size_t>(world.rank())];
+      held = toy.hybrid->table(t).values().bytes().size();
+      std::vector<std::byte> scratch;
+      for (const LiveRow& row : toy.hybrid->optimizer_rows({})) {
+        if (row.row.rule == LayoutRule::moves && row.row.key.name == table.info().name)
+          held += row.read(scratch).size();
+      }
+    });
+    return out;
+  };
+  for (int t = 0; t < 2; ++t) {
+    const std::size_t column = 3 * sizeof(double) * static_cast<std::size_t>(t == 0 ? kRowsIn : kRowsOut);
+    const std::vector<std::size_t> held = bytes_of(TableCut::columns, t);
+    const std::size_t most = (kColumns + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
+    for (const std::size_t bytes : held) EXPECT_LE(bytes, most * column);
+    EXPECT_EQ(std::accumulate(held.begin(), held.end(), std::size_t{0}), kColumns * column);
+    for (const std::size_t bytes : bytes_of(TableCut::none, t))
+      EXPECT_EQ(bytes, kColumns * column);  // control
+  }
+}
+
 TEST_P(HybridSizes, ALookupIsPlainIndexing) {
   run_ranks(GetParam(), [&](World& world) {
     Toy toy(world, {});

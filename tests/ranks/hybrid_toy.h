@@ -226,13 +226,17 @@ struct Outcome {
   bool same_bits = true;  // whatever rank looks the tables up
 };
 
+inline RunOptions run_options(const Job& job) {
+  RunOptions out;
+  out.config = Config::from_environment();
+  out.decorate = job.decorate;
+  return out;
+}
+
 inline Outcome train(int size, const Job& job) {
   Outcome all;
   std::mutex mutex;
-  RunOptions options;
-  options.config = Config::from_environment();
-  options.decorate = job.decorate;
-  run_ranks(size, options, [&](World& world) {
+  run_ranks(size, run_options(job), [&](World& world) {
     Toy toy(world, job);
     try {
       toy.run();
