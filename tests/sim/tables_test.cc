@@ -111,29 +111,56 @@ TEST(SimulatedTables, BytesAreThoseOfTheFormulas) {
   }
 }
 
+double sum_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
+// Steady ones.
+double step_of(const EmulatedSteps& rank) {
+  const std::vector<double> steady(rank.step_seconds.begin() + 1, rank.step_seconds.end() - 1);
+  return sum_of(steady) / static_cast<double>(steady.size());
+}
 double step_of(const Outline& outline, const EmulationOptions& options, const SimulationOptions& simulation) {
-  const std::vector<EmulatedSteps> ranks = simulate_ranks(outline, options, simulation);
-  std::vector<double> steady(ranks[0].step_seconds.begin() + 1, ranks[0].step_seconds.end() - 1);
-  return std::accumulate(steady.begin(), steady.end(), 0.0) / static_cast<double>(steady.size());
+  return step_of(simulate_ranks(outline, options, simulation)[0]);
 }
 
 TEST(SimulatedTables, SchedulingHelpsAndALinkWithoutLimitNeedsNone) {
-  Outline outline = two_tables();
-  const auto seconds = [&](const std::string& scheduling, double rate) {
-    return step_of(outline, options_of("embrace", scheduling), simulation_of(4, rate));
-  };
+  const Outline outline = two_tables();
+  const std::vector<std::string> all{"off", "horizontal", "vertical", "both", "two-sided"};
   for (const double rate : {2e7, 1e7, 5e6}) {
-    const double off = seconds("off", rate), horizontal = seconds("horizontal", rate),
-                 both = seconds("both", rate);
-    // A micro-op of the other class may be under way: not worse by more than one of 64 KiB a wait.
-    const double slack = 2 * 65536 / rate;
-    EXPECT_LT(horizontal, off + slack) << rate;
-    EXPECT_LT(both, horizontal + slack) << rate;
-    EXPECT_LT(both, off) << rate;
-    EXPECT_GE(both, compute_seconds(outline));
+    std::map<std::string, double> seconds;
+    for (const std::string& scheduling : all) {
+      const std::vector<EmulatedSteps> ranks =
+          simulate_ranks(outline, options_of("embrace", scheduling), simulation_of(4, rate));
+      seconds[scheduling] = step_of(ranks[0]);
+      EXPECT_GE(seconds[scheduling], compute_seconds(outline)) << scheduling << " " << rate;
+      for (const EmulatedSteps& rank : ranks)
+        EXPECT_GE(sum_of(rank.step_seconds), sum_of(rank.payload_bytes) / rate) << scheduling << " " << rate;
+    }
+    // Rows in two parts are two messages: of each table, one that has more slack may be under way where the
+    // other one comes. It has at most a row for each token, this rank's quarter of its columns.
+    const double slack = 2 * 4 * (kWidth / 4) * (kTokens + kShared) / rate;
+    EXPECT_LT(slack, 0.02 * compute_seconds(outline));
+    // The same messages, earlier.
+    EXPECT_LT(seconds["horizontal"], seconds["off"]) << rate;
+    EXPECT_LE(seconds["vertical"], seconds["off"] + slack) << rate;
+    EXPECT_LE(seconds["both"], seconds["horizontal"] + slack) << rate;
+    EXPECT_LE(seconds["two-sided"], seconds["both"] + slack) << rate;
+    EXPECT_LT(seconds["both"], seconds["off"]) << rate;
+    EXPECT_LT(seconds["two-sided"], seconds["horizontal"]) << rate;
+    // Where the link is never idle, what is not urgent leaves it to what is.
+    if (rate <= 1e7) {
+      EXPECT_LT(seconds["both"], seconds["horizontal"]) << rate;
+    }
   }
-  for (const char* scheduling : {"off", "horizontal", "vertical", "both"})
-    EXPECT_NEAR(seconds(scheduling, 0), compute_seconds(outline), 1e-4) << scheduling;
+  for (const std::string& scheduling : all) {
+    const double seconds = step_of(outline, options_of("embrace", scheduling), simulation_of(4, 0));
+    EXPECT_NEAR(seconds, compute_seconds(outline), 1e-4) << scheduling;
+  }
+  // The default is the last of them.
+  const auto by_default = simulate_ranks(outline, options_of("embrace"), simulation_of(4, 1e7));
+  const auto two_sided = simulate_ranks(outline, options_of("embrace", "two-sided"), simulation_of(4, 1e7));
+  EXPECT_EQ(by_default[0].step_seconds, two_sided[0].step_seconds);
 }
 
 // Traces of a run with all rules checked: those of all traffic, in virtual time to the instant, and those of
