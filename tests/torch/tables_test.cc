@@ -1,6 +1,5 @@
 // Tables that are held by columns or rows in data-parallel training with LibTorch, against single-process
-// training on the whole batch: a model with its own tables, torch's optimizers for what is dense, and the
-// rules of rows written out here. Float64.
+// training on the whole batch (tables_toy.h).
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -11,9 +10,8 @@
 
 #include "patterns/blocks.h"
 #include "state/registry.h"
-#include "torch/torch_alone.h"
+#include "torch/tables_toy.h"
 #include "weft/error.h"
-#include "weft/random.h"
 #include "weft/world.h"
 #include "weft_torch/train/replica.h"
 #include "workload/job_strategies.h"
@@ -21,211 +19,7 @@
 namespace weft {
 namespace {
 
-using torch_test::expect_same_bits;
-using torch_test::Trained;
-
-constexpr std::int64_t kSequences = 7;  // no multiple of the ranks: shares are uneven
-constexpr std::int64_t kLength = 9;
-constexpr std::uint64_t kSeed = 5;
-
-struct Training {
-  std::string optimizer = "adam";
-  TablesOptions tables{.way = "embrace"};
-  std::string scheme = "dense";
-  double density = 0.2;
-  int steps = 20;
-  int micro_batches = 1;
-  double clip_norm = 0;
-  bool lookahead = true;
-  std::int64_t sequences = kSequences;
-  torch::ScalarType type = torch::kFloat64;
-  // Controls: how one process could be wrong.
-  bool rows_count_all = false;  // every row of a table is updated, as by a dense optimizer
-  bool lr_one_late = false;
-  bool one_row_twice = false;  // the rule sees a row once for each token
-};
-
-double lr_of(std::int64_t step) { return 0.02 / (1.0 + 0.2 * static_cast<double>(step)); }
-
-OptimizerOptions optimizer_of(const Training& t) {
-  OptimizerOptions o = default_options(t.optimizer);
-  o.lr = lr_of(0);
-  if (t.optimizer == "adamw") o.weight_decay = 0.1;
-  return o;
-}
-
-std::unique_ptr<Model> tiny(bool elsewhere, torch::ScalarType type = torch::kFloat64) {
-  ModelOptions o = model_options("lm", "tiny");
-  o.vocabulary = 97;
-  o.width = 7;  // some ranks have a column less
-  o.hidden = 12;
-  o.projection = 5;
-  o.layers = 1;
-  o.samples = 11;
-  o.dropout = 0.2;
-  o.tables_elsewhere = elsewhere;
-  std::unique_ptr<Model> model = make_model("lm", o);
-  model->to(type);
-  return model;
-}
-
-Batch batch_of(const Training& t, std::int64_t step) {
-  Batch batch{.tokens = torch::empty({t.sequences, kLength}, torch::kInt64),
-              .targets = torch::empty({t.sequences, kLength}, torch::kInt64)};
-  Random random(11, 1, static_cast<std::uint32_t>(step));
-  const auto id = [&] {  // small ids more often
-    const double u = random.uniform();
-    return static_cast<std::int64_t>(u * u * 97);
-  };
-  for (std::int64_t i = 0; i < batch.tokens.numel(); ++i) {
-    batch.tokens.data_ptr<std::int64_t>()[i] = id();
-    batch.targets.data_ptr<std::int64_t>()[i] = (i + step) % 5 == 3 ? kNotCounted : id();
-  }
-  return batch;
-}
-
-// ---- one process ----
-
-class Alone {
- public:
-  explicit Alone(const Training& t) : t_(t), model_(tiny(false)), options_(optimizer_of(t)) {
-    std::vector<torch::Tensor> dense;
-    for (std::size_t p = 0; p < model_->parameters().size(); ++p) {
-      const torch::Tensor& tensor = model_->parameters()[p].tensor;
-      if (!model_->shape().parameters[p].table) dense.push_back(tensor);
-      first_.push_back(torch::zeros_like(tensor));
-      second_.push_back(torch::zeros_like(tensor));
-    }
-    if (t.optimizer == "sgd")
-      dense_ = std::make_unique<torch::optim::SGD>(dense, torch::optim::SGDOptions(options_.lr));
-    else if (t.optimizer == "adagrad")
-      dense_ = std::make_unique<torch::optim::Adagrad>(dense, torch::optim::AdagradOptions(options_.lr));
-    else if (t.optimizer == "adam")
-      dense_ = std::make_unique<torch::optim::Adam>(dense, torch::optim::AdamOptions(options_.lr));
-    else
-      dense_ = std::make_unique<torch::optim::AdamW>(
-          dense, torch::optim::AdamWOptions(options_.lr).weight_decay(options_.weight_decay));
-  }
-
-  Trained train() {
-    Trained out;
-    for (int step = 0; step < t_.steps; ++step) out.losses.push_back(one_step(step));
-    for (const Parameter& p : model_->parameters()) out.parameters.push_back(p.tensor.detach().clone());
-    return out;
-  }
-
- private:
-  double one_step(int step) {
-    for (const Parameter& p : model_->parameters()) torch::Tensor(p.tensor).mutable_grad() = torch::Tensor();
-    const Batch batch = batch_of(t_, step);
-    const StepContext context{.seed = kSeed, .step = step};
-    const torch::Tensor loss = model_->loss(batch, context) / counted(batch);
-    loss.backward();
-    if (t_.clip_norm > 0) {
-      std::vector<torch::Tensor> all;
-      for (const Parameter& p : model_->parameters()) all.push_back(p.tensor);
-      torch::nn::utils::clip_grad_norm_(all, t_.clip_norm);
-    }
-    const double lr = lr_of(t_.lr_one_late ? std::max(0, step - 1) : step);
-    for (auto& group : dense_->param_groups()) group.options().set_lr(lr);
-    dense_->step();
-    for (const TableIds& lookup : model_->lookups(batch, context))
-      update_rows(static_cast<std::size_t>(lookup.parameter), lookup.ids, step + 1, lr);
-    return loss.item<double>();
-  }
-
-  // Row after row: torch's SparseAdam (eps beside the root that is not corrected), its Adagrad and SGD.
-  void update_rows(std::size_t p, const torch::Tensor& ids, int step, double lr) {
-    const torch::NoGradGuard no_grad;
-    torch::Tensor values = model_->parameters()[p].tensor;
-    const torch::Tensor gradient = values.grad();
-    torch::Tensor rows = t_.one_row_twice ? ids : std::get<0>(at::_unique(ids));
-    if (t_.rows_count_all) rows = torch::arange(values.size(0), torch::kInt64);
-    for (std::int64_t i = 0; i < rows.size(0); ++i) {
-      const auto row = rows[i].item<std::int64_t>();
-      torch::Tensor w = values[row], m = first_[p][row], v = second_[p][row];
-      const torch::Tensor g = gradient[row];
-      if (t_.optimizer == "sgd") {
-        w -= lr * g;
-      } else if (t_.optimizer == "adagrad") {
-        m += g * g;
-        w -= lr * g / (m.sqrt() + options_.eps);
-      } else {
-        if (t_.optimizer == "adamw") w *= 1 - lr * options_.weight_decay;
-        m += (1 - options_.beta1) * (g - m);
-        v += (1 - options_.beta2) * (g * g - v);
-        const double size =
-            lr * std::sqrt(1 - std::pow(options_.beta2, step)) / (1 - std::pow(options_.beta1, step));
-        w -= size * m / (v.sqrt() + options_.eps);
-      }
-    }
-  }
-
-  Training t_;
-  std::unique_ptr<Model> model_;
-  OptimizerOptions options_;
-  std::unique_ptr<torch::optim::Optimizer> dense_;
-  std::vector<torch::Tensor> first_, second_;  // of each parameter
-};
-
-// ---- several ranks ----
-
-ReplicaOptions replica_options_of(const Training& t) {
-  ReplicaOptions out;
-  out.optimizer = optimizer_of(t);
-  out.tables = t.tables;
-  out.clip_norm = t.clip_norm;
-  out.lookahead = t.lookahead;
-  out.parallel.scheme.name = t.scheme;
-  out.parallel.scheme.density = t.density;
-  out.parallel.scheme.buckets = {.bucket_bytes = 512, .dense_below = 0, .stay_dense = {}};
-  return out;
-}
-
-Batch share_of(const Training& t, std::int64_t step, World& world) {
-  const Blocks shares(world.size(), t.sequences);
-  return part_of(batch_of(t, step), shares.begin(world.rank()), shares.begin(world.rank() + 1));
-}
-
-void train_steps(World& world, Replica& replica, const Training& t, int from, int to, Trained& out) {
-  const auto take = [&](const std::optional<double>& loss) {
-    if (loss) out.losses.push_back(*loss);
-  };
-  for (int step = from; step < to; ++step) {
-    const Batch next = share_of(t, step + 1, world);
-    replica.set_lr(lr_of(step));
-    const std::vector<Batch> micro = micro_batches_of(share_of(t, step, world), t.micro_batches);
-    take(replica.step(micro, {.seed = kSeed, .step = step}, step + 1 < to ? &next : nullptr).last_loss);
-  }
-  take(replica.settle().last_loss);
-}
-
-Trained train_on(World& world, const Training& t, bool elsewhere) {
-  at::set_num_threads(1);
-  world.plan_by({});
-  const std::unique_ptr<Model> model = tiny(elsewhere, t.type);
-  Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
-  Trained out;
-  train_steps(world, replica, t, 0, t.steps, out);
-  out.parameters = replica.values();
-  return out;
-}
-
-Trained together(const Training& t, int ranks, bool elsewhere = true) {
-  std::vector<Trained> all(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](World& world) {
-    all[static_cast<std::size_t>(world.rank())] = train_on(world, t, elsewhere);
-  });
-  for (const Trained& other : all) expect_same_bits(other, all[0], "ranks");
-  return all[0];
-}
-
-// Of parameters and of losses.
-double difference(const Trained& a, const Trained& b) {
-  return std::max(torch_test::distance(a, b), torch_test::loss_distance(a, b));
-}
-
-constexpr double kSame = 1e-12;  // issue and papers: relative, after 20 steps in float64
+using namespace torch_test;
 
 TEST(Tables, EveryOptimizerEqualsOneProcess) {
   for (const char* optimizer : {"sgd", "adagrad", "adam", "adamw"}) {
@@ -300,7 +94,7 @@ TEST(Tables, EvaluationEqualsOneProcess) {
     run_ranks(ranks, [&](World& world) {
       at::set_num_threads(1);
       world.plan_by({});
-      const std::unique_ptr<Model> model = tiny(true);
+      const std::unique_ptr<Model> model = tiny(t, true);
       Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
       Trained trained;
       train_steps(world, replica, t, 0, 4, trained);
@@ -319,7 +113,7 @@ TEST(Tables, EvaluationEqualsOneProcess) {
   const auto alone = [&](int ranks, bool sampled) {
     Training four{.steps = 4};
     const Trained trained = Alone(four).train();
-    const std::unique_ptr<Model> model = tiny(false);
+    const std::unique_ptr<Model> model = tiny(t, false);
     const torch::NoGradGuard no_grad;
     for (std::size_t p = 0; p < trained.parameters.size(); ++p)
       torch::Tensor(model->parameters()[p].tensor).copy_(trained.parameters[p]);
@@ -340,6 +134,13 @@ TEST(Tables, EvaluationEqualsOneProcess) {
 TEST(Tables, RanksWithoutTokens) {
   Training t{.sequences = 2};
   EXPECT_LT(difference(together(t, 4), Alone(t).train()), kSame);
+  t.empty_step = 7;
+  const Trained reference = Alone(t).train();
+  EXPECT_EQ(reference.losses.size(), static_cast<std::size_t>(t.steps - 1));  // of nothing there is none
+  for (const char* way : {"embrace", "hashed", "allgather"}) {
+    t.tables.way = way;
+    EXPECT_LT(difference(together(t, 4), reference), kSame) << way;
+  }
 }
 
 TEST(Tables, WhatCouldBeWrongIsSeen) {
@@ -369,8 +170,8 @@ TEST(Tables, BesideASparseScheme) {
   // Each of 20 steps rounds a parameter once and its gradient's sum of three, with the division, up to three
   // times, in either run; steps are short against the parameters.
   const double bound = 20 * 8 * std::ldexp(1.0, -24);
-  EXPECT_LT(torch_test::distance(all, together(t, 3)), bound);
-  EXPECT_GT(torch_test::distance(all, sparse), 10 * bound);  // control: entries were left behind
+  EXPECT_LT(distance(all, together(t, 3)), bound);
+  EXPECT_GT(distance(all, sparse), 10 * bound);  // control: entries were left behind
 }
 
 // What one step averages of each dense parameter, and what the ranks keep of it, over their number.
@@ -381,7 +182,7 @@ Mass mass_of(const Training& t, int ranks) {
   Mass mass;
   std::mutex mutex;
   run_ranks(ranks, [&](World& world) {
-    const std::unique_ptr<Model> model = tiny(true, t.type);
+    const std::unique_ptr<Model> model = tiny(t, true);
     Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
     const bool first = world.rank() == 0;
     replica.watch([&](const Parameter& p, torch::Tensor& gradient) {
@@ -437,7 +238,7 @@ TEST(Tables, StateMovesToAnotherNumberOfRanks) {
     std::vector<StateSnapshot> snapshots(4);
     Trained begun;
     run_ranks(4, [&](World& world) {
-      const std::unique_ptr<Model> model = tiny(true);
+      const std::unique_ptr<Model> model = tiny(t, true);
       Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
       Trained mine;
       train_steps(world, replica, t, 0, half, mine);
@@ -446,7 +247,7 @@ TEST(Tables, StateMovesToAnotherNumberOfRanks) {
     });
     for (const int ranks : {1, 2, 4}) {
       run_ranks(ranks, [&](World& world) {
-        const std::unique_ptr<Model> model = tiny(true);
+        const std::unique_ptr<Model> model = tiny(t, true);
         Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
         LoadOptions load;
         if (forget) load.owners = {"model"};
@@ -455,25 +256,36 @@ TEST(Tables, StateMovesToAnotherNumberOfRanks) {
         train_steps(world, replica, t, half, t.steps, out);
         out.parameters = replica.values();
         if (forget)
-          EXPECT_GT(torch_test::distance(out, reference), 1e-6);  // control
+          EXPECT_GT(distance(out, reference), 1e-6);  // control
         else
-          EXPECT_LT(torch_test::distance(out, reference), kSame) << ranks << " ranks";
+          EXPECT_LT(distance(out, reference), kSame) << ranks << " ranks";
       });
     }
   }
 }
 
+// Of the table and of what the optimizer keeps of it.
 TEST(Tables, ARankHoldsItsColumns) {
+  const Training t;
   run_ranks(4, [&](World& world) {
-    const std::unique_ptr<Model> model = tiny(false);
+    const std::unique_ptr<Model> model = tiny(t, false);
     const std::int64_t before = model->parameters().front().tensor.numel();
-    Replica replica(world.engine(), world.comm(), *model, replica_options_of({}));
+    Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
     EXPECT_EQ(model->parameters().front().tensor.numel(), 0);
-    const std::int64_t held = replica.job().hybrids().front()->table(0).values().count;
+    HybridEmbedding& tables = *replica.job().hybrids().front();
+    const std::int64_t held = tables.table(0).values().count;
     EXPECT_EQ(held, 97 * (world.rank() < 3 ? 2 : 1));
     std::vector<double> sum{static_cast<double>(held)};
     world.all_reduce(Dense(std::span(sum)));
     EXPECT_EQ(sum[0], static_cast<double>(before));
+    int moments = 0;
+    std::vector<std::byte> scratch;
+    for (const LiveRow& row : tables.optimizer_rows({})) {
+      if (row.row.rule != LayoutRule::moves || row.row.key.name != tables.table(0).info().name) continue;
+      EXPECT_EQ(row.read(scratch).size(), tables.table(0).values().bytes().size()) << row.row.key.kind;
+      ++moments;
+    }
+    EXPECT_EQ(moments, 2);  // of adam
     replica.settle();
   });
 }
@@ -505,7 +317,7 @@ TEST(Tables, BadInputIsNamed) {
       now.tokens = now.tokens.clone();
       next.tokens = next.tokens.clone();
       spoil(t, now, next, world.rank());
-      const std::unique_ptr<Model> model = tiny(true);
+      const std::unique_ptr<Model> model = tiny(t, true);
       Replica replica(world.engine(), world.comm(), *model, replica_options_of(t));
       try {
         replica.step(std::span(&now, 1), {.seed = kSeed, .step = 0}, &next);
