@@ -325,6 +325,27 @@ TEST(Hybrid, WhatIsAbandonedReadsNoGradient) {
   EXPECT_GE(begun, 1);
 }
 
+// Ranks see the share of prior rows alike, to the bit, so they cease to split in the same step.
+TEST(Hybrid, RanksSwitchTheSplitOffTogether) {
+  const OneProcess one("adam", kSteps);
+  std::set<bool> seen;
+  for (const double below : {0.3, 0.5, 0.6, 0.7, 0.9}) {
+    const Job job{.schedule = kSchedules[4], .split_below = below};
+    EXPECT_LE(difference(one, train(4, job)), kTolerance) << below;
+    std::mutex mutex;
+    std::set<std::pair<bool, double>> of_ranks;
+    run_ranks(4, [&](World& world) {
+      Toy toy(world, job);
+      toy.run();
+      const std::lock_guard lock(mutex);
+      of_ranks.insert({toy.hybrid->table(0).splits(), toy.hybrid->table(0).prior_share()});
+    });
+    EXPECT_EQ(of_ranks.size(), 1U) << below;
+    seen.insert(of_ranks.begin()->first);
+  }
+  EXPECT_EQ(seen.size(), 2U);  // some did, some did not
+}
+
 TEST(Hybrid, RowsThatWereReadElsewhereDoNotTravel) {
   struct Ones final : WaitingDriver {
     Strategies* all = nullptr;

@@ -39,6 +39,7 @@ struct Job {
   int negatives = 0;
   bool spoils = false;  // control: one value of the last rank's tables is another, in the end
   Decorate decorate = {};
+  double split_below = 1;
 };
 
 inline ModelShape shape() {
@@ -66,7 +67,7 @@ class Toy final : public WaitingDriver {
     o.horizontal = job.schedule.horizontal;
     o.vertical = job.schedule.vertical;
     o.two_sided = job.schedule.two_sided;
-    o.split_below = 1;
+    o.split_below = job.split_below;
     o.cut = job.cut;
     o.owners = job.owners;
     o.gather = job.gather;
