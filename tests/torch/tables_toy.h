@@ -37,7 +37,8 @@ struct Training {
   double eps = 0;  // of the optimizer; 0: its own
   bool lookahead = true;
   std::int64_t sequences = kSequences;
-  std::int64_t empty_step = -1;  // which nobody has a sequence in
+  std::int64_t empty_step = -1;      // which nobody has a sequence in
+  std::int64_t uncounted_step = -1;  // in which nothing is to be predicted
   torch::ScalarType type = torch::kFloat64;
   // Controls: how one process could be wrong.
   bool rows_count_all = false;  // every row of a table is updated, as by a dense optimizer
@@ -91,6 +92,7 @@ inline Batch batch_of(const Training& t, std::int64_t step) {
     const std::int64_t target = small(spans ? kLength : kWords);
     batch.targets.data_ptr<std::int64_t>()[i] = (i + step) % 5 == 3 ? kNotCounted : target;
   }
+  if (step == t.uncounted_step) batch.targets.fill_(kNotCounted);
   if (kind != BatchKind::pairs) return batch;
   batch.source = torch::empty({n, kLength + 3}, torch::kInt64);  // nobody takes one for the other
   for (std::int64_t i = 0; i < batch.source.numel(); ++i)
@@ -128,7 +130,7 @@ class Alone {
     Trained out;
     for (int step = 0; step < t_.steps; ++step) {
       const double loss = one_step(step);
-      if (step != t_.empty_step) out.losses.push_back(loss);
+      if (step != t_.empty_step && step != t_.uncounted_step) out.losses.push_back(loss);
     }
     for (const Parameter& p : model_->parameters()) out.parameters.push_back(p.tensor.detach().clone());
     return out;
