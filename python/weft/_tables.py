@@ -295,5 +295,5 @@ def table_of(parameter: torch.Tensor) -> Optional["Embedding"]:
     return None if mark is None else mark()
 
 
-def is_table(parameter: torch.Tensor) -> bool:
+def is_table(parameter: Optional[torch.Tensor]) -> bool:
     return hasattr(parameter, "_weft_table")

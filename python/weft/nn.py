@@ -84,6 +84,7 @@ class Embedding(torch.nn.Module):
         self.weight.data = self._tables.values(0)
         self._fill(_weight, dtype)
         _layers.add(self)
+        _watch_ddp()
 
     def _fill(self, given: Optional[torch.Tensor], dtype: torch.dtype) -> None:
         """Rank 0's values. All ranks draw: torch's generators stay as they would be."""
@@ -245,8 +246,8 @@ def shard_embeddings(model: torch.nn.Module) -> Dict[str, Placement]:
 
     On all ranks; values are rank 0's. Left as they are: a weight that another module uses too (tied), a frozen one, a class derived
     from torch.nn.Embedding, max_norm, scale_grad_by_freq, types other than float32 and float64. Optimizers come after this. A
-    weft.nn.Embedding that is there already gets its name in the model. torch's DistributedDataParallel and weft.DataParallel around
-    the model leave sharded tables alone.
+    weft.nn.Embedding that is there already gets its name in the model. torch's DistributedDataParallel and weft.DataParallel, around
+    the model, a part of it or a module that has it inside, leave sharded tables alone.
     """
     if isinstance(model, torch.nn.Embedding):
         raise UsageError("there is nothing around this embedding to swap it in: weft.nn.Embedding.from_embedding(module)")
@@ -319,6 +320,32 @@ def _tell_ddp(model: torch.nn.Module) -> None:
         if tables:
             before = list(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
             module._ddp_params_and_buffers_to_ignore = before + [name for name in tables if name not in before]  # type: ignore[assignment]
+
+
+_watching_ddp = False
+
+
+def _watch_ddp() -> None:
+    """From the first table on: modules that were not given to shard_embeddings() have tables inside, too."""
+    global _watching_ddp
+    if not _watching_ddp:
+        _watching_ddp = True
+        torch.nn.modules.module.register_module_module_registration_hook(_leave_tables)
+
+
+def _leave_tables(wrapper: torch.nn.Module, name: str, module: Optional[torch.nn.Module]) -> None:
+    """DDP's constructor, which has just read what it is to leave alone, and has neither compared nor sent anything yet."""
+    if name != "module" or module is None or not isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
+        return
+    tables = {f"{path}.{key}" if path else key for path, each in module.named_modules() for key, p in each._parameters.items() if is_table(p)}
+    if tables <= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
+        return
+    if not hasattr(wrapper, "parameters_to_ignore") or not hasattr(wrapper, "_module_parameters"):
+        raise UsageError("this DistributedDataParallel is not known: call weft.shard_embeddings(model) on the model that it wraps")
+    wrapper.parameters_to_ignore |= tables  # type: ignore[operator]
+    wrapper._module_parameters = [p for p in wrapper._module_parameters if not is_table(p)]
+    if not wrapper._module_parameters:
+        raise UsageError("all parameters of this model are sharded tables: it needs no DistributedDataParallel, weft.optim.hybrid() updates it")
 
 
 def named_tables() -> Dict[str, List[Embedding]]:

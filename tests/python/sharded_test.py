@@ -23,6 +23,10 @@ def test_beside_ddp_with_a_scaler_and_clipping(launch):
     launch("tables_ddp.py", 2, launcher="torchrun")
 
 
+def test_ddp_around_modules_that_were_not_given(launch):
+    launch("tables_wrapped.py", 2, launcher="torchrun")
+
+
 def test_a_job_of_another_size_goes_on_from_a_checkpoint(launch, tmp_path):
     path = tmp_path / "state.pt"
     launch("tables_state.py", 4, path, "save")
