@@ -20,10 +20,10 @@ namespace py = pybind11;
 
 namespace {
 
-// name, rows, columns, row of padding or -1, type, rule
+// name, rows, columns, row of padding or -1, type, rule, group of the optimizer
 using TableTuple =
-    std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::string, OptimizerOptions>;
-using GradientTuple = std::tuple<Memory, double>;                                 // and the learning rate
+    std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::string, OptimizerOptions, int>;
+using GradientTuple = std::tuple<Memory, OptimizerOptions>;                       // and the rule of the step
 using StateTuple = std::tuple<std::string, std::string, std::string, py::bytes>;  // kind, table, type, values
 
 // Memory of the core that Python reads and writes in place; it lives as long as this.
@@ -51,12 +51,13 @@ std::span<const std::int64_t> ids_of(const Memory& memory) {
 
 std::vector<TableSpec> specs_of(const std::vector<TableTuple>& tables) {
   std::vector<TableSpec> out;
-  for (const auto& [name, rows, columns, padding, dtype, optimizer] : tables) {
+  for (const auto& [name, rows, columns, padding, dtype, optimizer, group] : tables) {
     if (dtype != "float32" && dtype != "float64")
       throw UsageError("a sharded table is float32 or float64, not " + dtype);
     out.push_back({.info = {.name = name, .rows = rows, .columns = columns, .use = 0, .padding = padding},
                    .dtype = dtype == "float64" ? DType::float64 : DType::float32,
-                   .optimizer = optimizer});
+                   .optimizer = optimizer,
+                   .group = group});
   }
   if (out.empty()) throw UsageError("there is no table");
   return out;
@@ -103,7 +104,7 @@ class Tables {
   void end_backward(const std::vector<GradientTuple>& gradients, py::object keep) {
     std::vector<TablesStep::Gradient> out;
     out.reserve(gradients.size());
-    for (const auto& [memory, lr] : gradients) out.push_back({.values = dense_of(memory), .lr = lr});
+    for (const auto& [memory, rule] : gradients) out.push_back({.values = dense_of(memory), .rule = rule});
     const std::vector<py::object> before = std::exchange(kept_, {std::move(keep)});
     live().end_backward(out);
   }

@@ -47,15 +47,14 @@ TablesStep::TablesStep(World& world, const std::vector<TableSpec>& tables, const
   const Comm comm = world.comm();
   outside_ = &strategies_.add(std::make_unique<Outside>(comm));
   places_.resize(tables.size());
-  // Tables with one rule and one type are one strategy.
+  // Tables of one group and one type are one strategy.
   std::vector<bool> dealt(tables.size(), false);
   for (std::size_t first = 0; first < tables.size(); ++first) {
     if (dealt[first]) continue;
     std::vector<TableInfo> infos;
     std::vector<std::size_t> members;
     for (std::size_t t = first; t < tables.size(); ++t) {
-      if (dealt[t] || tables[t].dtype != tables[first].dtype ||
-          hash_of(tables[t].optimizer) != hash_of(tables[first].optimizer))
+      if (dealt[t] || tables[t].dtype != tables[first].dtype || tables[t].group != tables[first].group)
         continue;
       dealt[t] = true;
       members.push_back(t);
@@ -120,9 +119,9 @@ void TablesStep::end_forward() {
 void TablesStep::end_backward(const std::vector<Gradient>& gradients) {
   if (!in_step() || at_.work != weft::Work::backward || gradients.size() != places_.size())
     throw UsageError("gradients of sharded tables come once, for all of them, when their forward has ended");
+  for (std::size_t t = 0; t < gradients.size(); ++t) set_rule(*places_[t].embedding, gradients[t].rule);
   while (in_step()) {
     const Gradient& gradient = gradients[static_cast<std::size_t>(at_.block)];
-    places_[static_cast<std::size_t>(at_.block)].embedding->set_lr(gradient.lr);
     const auto count = static_cast<std::size_t>(gradient.values.count);
     walk([&] {
       if (gradient.values.dtype == DType::float64)
@@ -134,6 +133,15 @@ void TablesStep::end_backward(const std::vector<Gradient>& gradients) {
       walker_.go_on();
     });
   }
+}
+
+void TablesStep::set_rule(HybridEmbedding& embedding, const OptimizerOptions& rule) {
+  OptimizerOptions before = embedding.optimizer().options();
+  before.lr = rule.lr;
+  if (hash_of(before) == hash_of(rule)) return embedding.set_lr(rule.lr);
+  // Delayed rows of the step before have its rule. (Its learning rate they have with them.)
+  for (const Ticket& ticket : strategies_.tickets()) await(ticket);
+  embedding.set_rule(rule);
 }
 
 void TablesStep::settle() {

@@ -25,6 +25,7 @@ struct TableSpec {
   TableInfo info;
   DType dtype = DType::float32;
   OptimizerOptions optimizer;
+  int group = 0;  // tables of one group have the same rule in every step
 };
 
 struct TablesStepOptions {
@@ -82,7 +83,7 @@ class TablesStep final : public Driver {
   void end_forward();
   struct Gradient {
     Dense values;  // of the rows of the list, all columns; read until the step has settled
-    double lr = 0;
+    OptimizerOptions rule;
   };
   void end_backward(const std::vector<Gradient>& gradients);
   void settle();
@@ -105,6 +106,7 @@ class TablesStep final : public Driver {
   template <class F>
   void walk(F go);
   void await(const Ticket& ticket);
+  void set_rule(HybridEmbedding& embedding, const OptimizerOptions& rule);
 
   TablesStepOptions options_;
   Strategies strategies_;

@@ -49,14 +49,16 @@ class Tables:
     def __init__(
         self,
         layers: Sequence["Embedding"],
-        rules: Sequence[_weft.RowRule],
+        rules: Callable[[], List[_weft.RowRule]],
+        groups: Sequence[int],
         *,
         bound: bool = True,
         waits: bool = False,
         skips: bool = False,
         divisor: float = 0.0,
     ) -> None:
-        specs = [(x.name, x.num_embeddings, x.embedding_dim, x.padding_row, x.dtype_name, rule) for x, rule in zip(layers, rules)]
+        shapes = [(x.name, x.num_embeddings, x.embedding_dim, x.padding_row, x.dtype_name) for x in layers]
+        specs = [(*shape, rule, group) for shape, rule, group in zip(shapes, rules(), groups)]
         self._core = _weft.Tables(session(), specs, divisor=divisor, waits=waits, skips=skips)
         self._layers = [weakref.ref(layer) for layer in layers]
         self.names = [layer.name for layer in layers]
@@ -64,7 +66,7 @@ class Tables:
         self._widths = [layer.embedding_dim for layer in layers]
         self.bound = bound
         self.waits = waits
-        self.rates: Callable[[], List[float]] = lambda: [0.0] * len(layers)  # the optimizer's, table by table
+        self._rules = rules  # the optimizer's, table by table, as its groups are now
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self.batch: Optional[Batch] = None  # that is trained on next, where it was announced
         self._begun: Optional[Batch] = None  # whose step has begun
@@ -238,6 +240,7 @@ class Tables:
         return self._core.judge(max_norm, squares, veto)
 
     def _exchange(self) -> None:
+        rules = self._rules()  # first: what it refuses leaves the step as it was
         gradients = self._announced_gradients() if self.batch is not None else self._read_gradients()
         assert self._begun is not None
         self._end_forward(self._begun)
@@ -245,7 +248,7 @@ class Tables:
         if scale != 1:
             for gradient in gradients:
                 gradient.mul_(1 / scale)
-        self._core.end_backward([(memory_of(g), lr) for g, lr in zip(gradients, self.rates())], gradients)
+        self._core.end_backward([(memory_of(g), rule) for g, rule in zip(gradients, rules)], gradients)
         self._begun = self.batch = None
 
     def _announced_gradients(self) -> List[torch.Tensor]:

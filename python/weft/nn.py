@@ -79,7 +79,7 @@ class Embedding(torch.nn.Module):
         self.dtype_name = str(dtype).removeprefix("torch.")
         self.weight = torch.nn.Parameter(torch.empty(0, dtype=dtype, device="cpu"), requires_grad=not _freeze)
         self.weight._weft_table = weakref.ref(self)  # type: ignore[attr-defined]
-        self._tables = Tables([self], [_weft.RowRule("sgd")], bound=False)
+        self._tables = Tables([self], lambda: [_weft.RowRule("sgd")], [0], bound=False)
         self._place = 0  # in them
         self.weight.data = self._tables.values(0)
         self._fill(_weight, dtype)

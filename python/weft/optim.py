@@ -25,7 +25,8 @@ def hybrid(optimizer: torch.optim.Optimizer, *, clips: bool = False, scaler: Any
 
     SGD and Adagrad do with rows what torch's do; SparseAdam, Adam and AdamW are lazy: rows without a gradient and their moments stay
     as they are (what torch.optim.SparseAdam does; AdamW's decay, too, is of the rows that are read). Momentum, weight decay other than
-    AdamW's and every other optimizer are refused. The learning rate is read from param_groups in each step, so torch's schedulers work.
+    AdamW's and every other optimizer are refused. Learning rate, betas, eps and weight decay are read from param_groups in each step, so
+    torch's schedulers work; what was refused here is refused there, too.
 
     Options, equal on all ranks:
       clips     weft.clip_grad_norm_ is called before each step: rows are updated when the norm is known
@@ -62,13 +63,19 @@ class Hybrid(torch.optim.Optimizer):
                     groups.append(number)
         if not layers:
             return
-        rules = [_rule(inner, inner.param_groups[number]) for number in groups]
+        names = [_rule(inner, inner.param_groups[number]).name for number in groups]
+
+        def rules() -> List[_weft.RowRule]:
+            now = [_rule(inner, inner.param_groups[number]) for number in groups]
+            if [rule.name for rule in now] != names:
+                raise UsageError(f"{type(inner).__name__} has another decoupled_weight_decay than weft.optim.hybrid() was given")
+            return now
+
         for layer in layers:
             if layer._tables.bound:
                 raise UsageError(f"table '{layer.name}' has an optimizer already")
         waits = clips or scaler is not None
-        self.tables = Tables(layers, rules, waits=waits, skips=scaler is not None, divisor=divisor)
-        self.tables.rates = lambda: [float(inner.param_groups[number]["lr"]) for number in groups]
+        self.tables = Tables(layers, rules, groups, waits=waits, skips=scaler is not None, divisor=divisor)
         if scaler is not None:
             self.tables.loss_scale = lambda: float(scaler.get_scale())
         for place, layer in enumerate(layers):

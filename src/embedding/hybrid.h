@@ -85,6 +85,8 @@ class HybridEmbedding final : public Strategy {
 
   // For gradients that come from now on.
   void set_lr(double lr) { optimizer_.set_lr(lr); }
+  // REQUIRES: nothing is under way.
+  void set_rule(const OptimizerOptions& rule) { optimizer_.set_options(rule); }
   const Optimizer& optimizer() const { return optimizer_; }
   // For the registry: values of the tables, of the kind that the model's other parameters have; and what the
   // optimizer keeps. `peers`: all ranks. The accesses live as long as this.

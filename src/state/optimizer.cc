@@ -146,6 +146,14 @@ void Optimizer::set_lr(double lr) {
   options_.lr = lr;
 }
 
+void Optimizer::set_options(const OptimizerOptions& options) {
+  validate(options);
+  if (options.name != options_.name || (options.momentum != 0) != (options_.momentum != 0))
+    throw UsageError("optimizer " + options_.name + " becomes neither another one nor one with or without " +
+                     "momentum: make a new one");
+  options_ = options;
+}
+
 int Optimizer::find(const std::string& name) const {
   const auto found = places_.find(name);
   return found == places_.end() ? -1 : found->second;

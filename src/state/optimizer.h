@@ -67,6 +67,8 @@ class Optimizer {
 
   const OptimizerOptions& options() const { return options_; }  // with the lr that holds now
   void set_lr(double lr);  // Throws UsageError if negative or not finite.
+  // For updates to come. Throws UsageError where validate() does, and for a rule with other state.
+  void set_options(const OptimizerOptions& options);
 
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
   int find(const std::string& name) const;  // -1: there is none

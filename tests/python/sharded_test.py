@@ -162,6 +162,60 @@ def test_the_learning_rate_is_that_of_the_groups_after_loading_too():
         assert torch.equal(layer.state_dict()["weight"], before), lr
 
 
+@pytest.mark.parametrize(
+    "kind, option, values",
+    [
+        (torch.optim.Adam, "betas", [(0.9, 0.999), (0.5, 0.9)]),
+        (torch.optim.SparseAdam, "eps", [1e-8, 0.5]),
+        (torch.optim.AdamW, "weight_decay", [0.01, 0.5]),
+        (torch.optim.Adagrad, "lr_decay", [0.0, 0.5]),
+    ],
+)
+def test_options_of_the_groups_hold_from_the_next_step_on(kind, option, values):
+    """Set in a group or by load_state_dict(), they are as if they had been given at once; the other group keeps its own."""
+
+    def train(given, change=None):
+        torch.manual_seed(4)
+        layers = [weft.nn.Embedding(6, 2, dtype=torch.float64, name=f"{option}{i}") for i in range(2)]
+        groups = [{"params": layer.parameters(), option: given} for layer in layers]
+        optimizer = weft.optim.hybrid(kind(groups, lr=0.1))
+        if change is not None:
+            change(optimizer)
+        for batch in weft.lookahead([torch.tensor([1, 2]), torch.tensor([2, 3]), torch.tensor([1, 4])], ids={layer: lambda x: x for layer in layers}):
+            optimizer.zero_grad()
+            sum(layer(batch).sin().sum() for layer in layers).backward()
+            optimizer.step()
+        return [layer.state_dict()["weight"] for layer in layers]
+
+    def load(optimizer):
+        state = optimizer.state_dict()
+        state["param_groups"][0][option] = values[1]
+        optimizer.load_state_dict(state)
+
+    before, after = train(values[0]), train(values[1])
+    for change in (lambda optimizer: optimizer.param_groups[0].update({option: values[1]}), load):
+        changed = train(values[0], change)
+        assert torch.equal(changed[0], after[0]) and torch.equal(changed[1], before[1])
+    assert not torch.allclose(before[0], after[0], rtol=0, atol=1e-3), "control"
+
+
+@pytest.mark.parametrize(
+    "kind, option, value",
+    [(torch.optim.SGD, "momentum", 0.9), (torch.optim.Adam, "amsgrad", True), (torch.optim.Adam, "decoupled_weight_decay", True)],
+)
+def test_options_that_no_rule_has_are_refused_in_a_later_step_too(kind, option, value):
+    layer = weft.nn.Embedding(6, 2)
+    optimizer = weft.optim.hybrid(kind(layer.parameters(), lr=0.5))
+    ids = torch.tensor([1])
+    before = optimizer.param_groups[0][option]
+    for batch in weft.lookahead([ids, ids], ids={layer: lambda x: x}):
+        layer(batch).sum().backward()
+        optimizer.param_groups[0][option] = value
+        refused(optimizer.step, option)
+        optimizer.param_groups[0][option] = before
+        optimizer.step()  # nothing of it was lost
+
+
 class Every(torch.nn.Module):
     """One embedding of each kind."""
 

@@ -8,7 +8,7 @@ import warnings
 
 import torch
 from models import distance
-from two_tables import COLUMNS, IDS, LR, PADDING, ROWS_IN, Model, batch_of, dense, one_process, tokens, whole
+from two_tables import COLUMNS, IDS, LR, PADDING, ROWS_IN, Model, batch_of, dense, one_process, scheduler_of, tokens, whole
 
 import weft
 
@@ -23,7 +23,7 @@ def optimizer_of(name, model):
     return torch.optim.SparseAdam([model.inp.weight, model.out.weight], lr=LR), [torch.optim.SGD([model.w], lr=LR)]
 
 
-def ours(name, ahead, clip=0.0, micro=1, evaluates=False, **options):
+def ours(name, ahead, clip=0.0, micro=1, evaluates=False, gamma=0.95, **options):
     model = Model(5 if rank == 0 else 50 + rank)  # only rank 0's values count
     done = weft.shard_embeddings(model)
     assert [each.sharded for each in done.values()] == [True, True] and list(done) == ["inp", "out"], done
@@ -31,7 +31,7 @@ def ours(name, ahead, clip=0.0, micro=1, evaluates=False, **options):
     inner, others = optimizer_of(name, model)
     optimizer = weft.optim.hybrid(inner, clips=clip > 0, **options)
     optimizers = [optimizer, *others]
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.95) for each in optimizers]
+    schedulers = [scheduler_of(each, STEPS, gamma) for each in optimizers]
     loader = [batch_of(step, rank, size) for step in range(STEPS * micro)]
     losses, norms = [], []
     for number, batch in enumerate(weft.lookahead(loader, ids=IDS, accumulate=micro, model=model) if ahead else loader):
@@ -112,6 +112,8 @@ for ahead in (True, False):
     assert error < TOLERANCE, ("evaluation in between", ahead, error)
     error = gap(ours("adam", ahead, micro=3), one_process("adam", STEPS, micro=3))
     assert error < TOLERANCE, ("accumulation", ahead, error)
+    error = gap(ours("adam", ahead, gamma=None), one_process("adam", STEPS, gamma=None))
+    assert error < TOLERANCE, ("betas that change", ahead, error)
     clipped = one_process("adamw", STEPS, clip=0.15)
     mine = ours("adamw", ahead, clip=0.15)
     assert gap(mine, clipped) < TOLERANCE, ("clipping", ahead, gap(mine, clipped))
@@ -122,6 +124,7 @@ adam = one_process("adam", STEPS)
 assert gap(ours("sgd", True), one_process("sgd", STEPS, clip=0.15)) > 1e-3, "no clipping"
 assert gap(ours("sgd", True, divisor=2.0 * size), one_process("sgd", STEPS)) > 1e-3, "another divisor"
 assert gap(ours("adam", True), one_process("adam", STEPS, lazy=False)) > 1e-3, "moments of all rows"
+assert gap(ours("adam", True, gamma=None), one_process("adam", STEPS, gamma=None, betas=False)) > 1e-3, "betas that stay"
 assert gap(ours("adam", False), one_process("adam", STEPS - 1)[:1] + (adam[1],)) > 1e-3, "a step less"
 print(f"rank {rank} of {size}: {error:.1e}")
 weft.barrier()

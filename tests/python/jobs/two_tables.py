@@ -59,12 +59,19 @@ def rows(name, parameters):
     return torch.optim.SparseAdam(parameters, lr=LR)
 
 
-def one_process(name, steps, clip=0.0, micro=1, skipped=(), lazy=True, gamma=0.95):
+def scheduler_of(optimizer, steps, gamma=0.95, betas=True):
+    """`gamma` None: one that moves betas, too, unless it is told not to."""
+    if gamma is None:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps + 1, cycle_momentum=betas)
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+
+
+def one_process(name, steps, clip=0.0, micro=1, skipped=(), lazy=True, gamma=0.95, betas=True):
     """Model, losses and norms; `lazy` False: torch's Adam of dense gradients."""
     model = Model(5, sparse=lazy)
     tables = [model.inp.weight, model.out.weight]
     optimizers = [dense(name, [model.w]), rows(name, tables) if lazy else dense(name, tables)]
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, gamma) for each in optimizers]
+    schedulers = [scheduler_of(each, steps, gamma, betas) for each in optimizers]
     losses, norms = [], []
     for step in range(steps):
         for each in optimizers:
