@@ -204,6 +204,31 @@ TEST(Optimizer, TheLearningRateCanChange) {
   EXPECT_EQ(optimizer.options().lr, 0.25);
 }
 
+TEST(Optimizer, OptionsCanChangeButNotTheStateTheyNeed) {
+  const std::vector<OptimizerParameter> parameters{{"w", 1}};
+  const OptimizerOptions adam = default_options("adam");
+  OptimizerOptions other = adam;
+  other.beta1 = 0.5;
+  other.eps = 0.1;
+  Optimizer changed(adam, parameters), given(other, parameters), same(adam, parameters);
+  changed.set_options(other);
+  std::vector<float> a{1}, b{1}, c{1};
+  for (const float g : {1.0f, -0.5f, 2.0f}) {
+    const std::vector<float> gradient{g};
+    changed.update(0, a, gradient);
+    given.update(0, b, gradient);
+    same.update(0, c, gradient);
+  }
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, c);  // control
+  other.beta1 = 1;
+  EXPECT_THROW(changed.set_options(other), UsageError);
+  EXPECT_THROW(changed.set_options(default_options("adamw")), UsageError);
+  EXPECT_EQ(changed.options().beta1, 0.5);
+  Optimizer sgd({.name = "sgd"}, parameters);
+  EXPECT_THROW(sgd.set_options({.name = "sgd", .momentum = 0.9}), UsageError);
+}
+
 TEST(Optimizer, DefaultsAreTorchs) {
   EXPECT_EQ(default_options("sgd").lr, 1e-3);
   EXPECT_EQ(default_options("sgd").momentum, 0);
