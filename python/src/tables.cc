@@ -116,7 +116,16 @@ class Tables {
   double update_scale() { return step_->strategies().update_scale(); }
   void update() { live().update(); }
   void rest() { live().rest(); }
-  void look_up(int t, const Memory& ids, const Memory& out) { live().look_up(t, ids_of(ids), dense_of(out)); }
+  // `keep` holds the memory, also of a call that a signal ends.
+  void look_up(int t, const Memory& ids, const Memory& out, py::object keep) {
+    const Ticket ticket = live().look_up(t, ids_of(ids), dense_of(out));
+    try {
+      step_->await(ticket);
+    } catch (const py::error_already_set&) {
+      session_->keep_until_done({.tickets = {ticket}, .object = step_, .objects = {std::move(keep)}});
+      throw;
+    }
+  }
 
   // What the rules keep of this rank's columns.
   std::vector<StateTuple> state() {

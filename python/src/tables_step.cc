@@ -167,9 +167,9 @@ void TablesStep::rest() {
   for (const Ticket& ticket : strategies_.tickets()) await(ticket);
 }
 
-void TablesStep::look_up(int t, std::span<const std::int64_t> ids, Dense out) {
+Ticket TablesStep::look_up(int t, std::span<const std::int64_t> ids, Dense out) {
   rest();
-  await(table(t).look_up(ids, out));
+  return table(t).look_up(ids, out);
 }
 
 Task<void> TablesStep::compute(Piece piece) {

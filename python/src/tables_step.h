@@ -93,7 +93,10 @@ class TablesStep final : public Driver {
 
   // Until nothing that was started changes a table any more; also inside of a step.
   void rest();
-  void look_up(int t, std::span<const std::int64_t> ids, Dense out);
+  // Until nothing is under way, then starts it: `out` is written until the ticket is done.
+  Ticket look_up(int t, std::span<const std::int64_t> ids, Dense out);
+  // Rethrows its error. Throws pybind11::error_already_set after a signal: the operation then goes on.
+  void await(const Ticket& ticket);
 
   Task<void> compute(Piece piece) override;
   Task<void> wait(Ticket ticket) override;
@@ -105,7 +108,6 @@ class TablesStep final : public Driver {
   };
   template <class F>
   void walk(F go);
-  void await(const Ticket& ticket);
   void set_rule(HybridEmbedding& embedding, const OptimizerOptions& rule);
 
   TablesStepOptions options_;

@@ -121,7 +121,7 @@ class Tables:
                     stacklevel=4,
                 )
             out = torch.empty((ids.numel(), self._widths[table]), dtype=self._types[table], device="cpu")
-            self.core.look_up(table, memory_of(ids), memory_of(out))
+            self.core.look_up(table, memory_of(ids), memory_of(out), out)
             return out, None
 
     def _from_step(self, table: int, ids: torch.Tensor, batch: Batch) -> torch.Tensor:
