@@ -1,5 +1,7 @@
 #include "step/strategies.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -18,6 +20,8 @@ ModelShape checked(ModelShape shape) {
 }
 
 Piece update_of(int block) { return {Work::update, block, 0, 0}; }
+
+constexpr std::size_t kVerdictValues = 3;  // of a rank
 
 // Tables that are verified say this of their own exchanges.
 constexpr const char* kNames[] = {"plan of the step", "verdict of the step", "tokens of the step"};
@@ -441,11 +445,12 @@ void Strategies::start_verdict() {
     }
   }
   result_ = std::move(all);
-  verdict_values_ = {result_->committed ? 0.0 : 1.0, squares};
+  verdict_values_ = {result_->committed ? 0.0 : 1.0, squares, options_.clip_norm};
   if (!world_verdict_) return;
   const auto size = static_cast<std::size_t>(world_.size()), mine = static_cast<std::size_t>(world_.rank());
-  const std::vector<double> own = std::exchange(verdict_values_, std::vector<double>(2 * size));
-  std::copy(own.begin(), own.end(), verdict_values_.begin() + static_cast<std::ptrdiff_t>(2 * mine));
+  const std::vector<double> own = std::exchange(verdict_values_, std::vector<double>(kVerdictValues * size));
+  std::copy(own.begin(), own.end(),
+            verdict_values_.begin() + static_cast<std::ptrdiff_t>(kVerdictValues * mine));
   const SubmitOptions submit{.name = kNames[kVerdict],
                              .traffic = TrafficClass::prior,
                              .slot = options_.first_slot + kVerdict,
@@ -454,19 +459,33 @@ void Strategies::start_verdict() {
   verdict_ticket_ = engine_.submit(world_, submit, [data](Comm comm) { return all_gather(comm, data); });
 }
 
+std::string Strategies::clips_apart() const {
+  for (std::size_t r = kVerdictValues; r < verdict_values_.size(); r += kVerdictValues) {
+    if (verdict_values_[r + 2] == verdict_values_[2]) continue;
+    return fmt::format(
+        "step {}: gradients are clipped to a norm of {} on rank 0 and of {} on rank {} (0: not at all): all "
+        "ranks clip to the same one",
+        step_, verdict_values_[2], verdict_values_[r + 2], r / kVerdictValues);
+  }
+  return {};
+}
+
 void Strategies::take_verdict() {
   verdict_ticket_ = {};
   double squares = 0;
   std::string elsewhere;
-  for (std::size_t r = 0; r < verdict_values_.size(); r += 2) {
+  for (std::size_t r = 0; r < verdict_values_.size(); r += kVerdictValues) {
     squares += verdict_values_[r + 1];
-    if (verdict_values_[r] != 0) elsewhere += (elsewhere.empty() ? "" : ", ") + std::to_string(r / 2);
+    if (verdict_values_[r] != 0)
+      elsewhere += (elsewhere.empty() ? "" : ", ") + std::to_string(r / kVerdictValues);
   }
   if (result_->committed && !elsewhere.empty()) {
     result_->committed = false;
     result_->text = "step " + std::to_string(result_->step) +
                     " was not committed; gradients of a group with rank " + elsewhere + " are not finite";
   }
+  const std::string apart = clips_apart();
+  if (!apart.empty()) result_->committed = false;
   norm_ = std::sqrt(squares);
   // torch's rule, with its small number against a division by zero.
   scale_ = options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (norm_ + 1e-6)) : 1;
@@ -477,6 +496,7 @@ void Strategies::take_verdict() {
     state_.roll_back();
   }
   for (const auto& s : strategies_) s->close(result_->committed, scale_);
+  if (!apart.empty()) throw UsageError(apart);
   if (!result_->committed && !options_.skip_not_finite) throw Error(result_->text);
 }
 

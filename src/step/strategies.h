@@ -102,7 +102,7 @@ class Strategies {
   // Of the batch that is trained on next: before its step where there is no lookahead or nothing is under
   // way, else before the forward of the step before has ended.
   void batch_known(const BatchInfo& batch);
-  // For the verdicts to come; all ranks, the same one. REQUIRES: updates wait.
+  // For the verdicts to come; all ranks, the same one (else a UsageError on all). REQUIRES: updates wait.
   void set_clip_norm(double norm) { options_.clip_norm = norm; }
   void loss_known(double sum) { loss_sum_ = sum; }  // of this rank, when forward has ended
   void gradient_ready(int parameter, std::span<const float> gradient);
@@ -159,6 +159,7 @@ class Strategies {
   void batch_agreed();
   void start_verdict();
   void take_verdict();
+  std::string clips_apart() const;  // empty: all ranks clip to the same norm
   Strategy& at(int strategy) const { return *strategies_[static_cast<std::size_t>(strategy)]; }
 
   Engine& engine_;
@@ -189,7 +190,7 @@ class Strategies {
 
   std::optional<BatchInfo> next_batch_;
   std::uint32_t batches_ = 0, verdicts_ = 0;           // exchanges so far: steps of their identities
-  std::vector<double> batch_values_, verdict_values_;  // of each rank: tokens and loss; bad and squares
+  std::vector<double> batch_values_, verdict_values_;  // of each rank: tokens, loss; bad, squares, clip_norm
   Ticket batch_ticket_, verdict_ticket_;
   double tokens_ = 0, tokens_before_ = 0;  // of the step that is walked, and of the one whose loss is awaited
   double loss_sum_ = 0;

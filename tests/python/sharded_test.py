@@ -43,6 +43,14 @@ def test_bad_ids_and_ranks_that_disagree_are_named(launch):
     launch("tables_bad.py", 2)
 
 
+def test_norms_that_differ_between_ranks_are_named(launch):
+    launch("tables_norm.py", 2)
+
+
+def test_memory_of_an_interrupted_lookup_stays(launch):
+    launch("tables_interrupted.py", 2)
+
+
 # ---- one process ----
 
 
