@@ -1,18 +1,22 @@
 """Whole tables from their columns and back: what is done once, at the start and at a checkpoint."""
 
 import contextlib
-from typing import Any, Callable, Iterator, Optional, Tuple
+import zlib
+from typing import Any, Callable, Iterable, Iterator, Optional, Tuple
 
 import torch
 
-from ._collectives import all_to_all, broadcast
-from ._weft import TimeoutError, TransportError
+from ._collectives import all_gather, all_to_all, broadcast
+from ._weft import Error, TimeoutError, TransportError, UsageError
 from ._world import rank, size
 
 _CHUNK = 1 << 24  # elements that a message has at most
 _FIX = (
     "state_dict() of a model or an optimizer with sharded tables is a collective: call it on all ranks, or weft.save(model, path), "
     "which only rank 0 writes"
+)
+_LOAD_FIX = (
+    "load_state_dict() of a model or an optimizer with sharded tables is a collective: call it on all ranks, with the same whole state"
 )
 _only_rank_0 = False
 
@@ -29,14 +33,29 @@ def only_rank_0() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def collective_state() -> Iterator[None]:
+def collective_state(fix: str = _FIX) -> Iterator[None]:
     """What fails inside because other ranks do something else says so."""
     try:
         yield
     except (TimeoutError, TransportError) as error:
-        if _FIX not in str(error):
-            error.args = (f"{error} ({_FIX})",)
+        if fix not in str(error):
+            error.args = (f"{error} ({fix})",)
         raise
+
+
+def require_same(what: str, given: Iterable[torch.Tensor]) -> None:
+    """Before each rank takes its columns of them: all ranks do, and of the same tensors. A collective."""
+    if size() == 1:
+        return
+    sum_of_rank = torch.zeros(size(), dtype=torch.int64)
+    mine = 0
+    for each in given:
+        mine = zlib.crc32(each.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy(), mine)
+    with collective_state(_LOAD_FIX):
+        all_gather(sum_of_rank, torch.tensor([mine]))
+    other = [r for r in range(size()) if int(sum_of_rank[r]) != mine]
+    if other:
+        raise UsageError(f"{what} is another one on rank {other[0]} than on rank {rank()} ({_LOAD_FIX})")
 
 
 def gather(mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> torch.Tensor:
@@ -80,13 +99,32 @@ def save(model: Any, path: Any) -> None:
     """Writes model.state_dict() to `path`, as torch.save does; all ranks call it, rank 0 writes. For anything that has a
     state_dict(), and for a dict of such: weft.save({"model": model, "optimizer": optimizer}, path).
     """
-    from ._collectives import barrier
-
     with only_rank_0():
         if isinstance(model, dict):
             state = {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in model.items()}
         else:
             state = model.state_dict()
+    failure: Optional[Exception] = None
     if rank() == 0:
-        torch.save(state, path)
-    barrier()
+        try:
+            torch.save(state, path)
+        except Exception as error:
+            failure = error
+    said = _said_by_rank_0("" if failure is None else f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    if said:
+        raise Error(f"rank 0 could not write '{path}': {said}")
+
+
+def _said_by_rank_0(text: str) -> str:
+    raw = text.encode()
+    length = torch.tensor([len(raw)])
+    broadcast(length)
+    if not int(length):
+        return ""
+    image = torch.zeros(int(length), dtype=torch.uint8)
+    if rank() == 0:
+        image = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    broadcast(image)
+    return image.numpy().tobytes().decode()

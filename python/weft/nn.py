@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import torch
 
 from . import _weft
-from ._columns import collective_state, gather, scatter
+from ._columns import collective_state, gather, require_same, scatter
 from ._tables import Batch, Tables, is_table, plain_ids, table_of
 from ._weft import UsageError
 from ._world import init, rank, size
@@ -29,8 +29,8 @@ class Embedding(torch.nn.Module):
 
     Initial values are torch's, rank 0's on all ranks. `weight` is this rank's columns, [num_embeddings, some], in the host's memory
     and of float32 or float64 whatever the model is moved to; results are on the device of the ids. state_dict() has the whole table
-    under the same name, and is a collective. padding_idx: the row is stored and returned as any other, only its gradient is dropped.
-    `sparse` changes nothing: gradients are of rows always.
+    under the same name; it and load_state_dict() are collectives. padding_idx: the row is stored and returned as any other, only its
+    gradient is dropped. `sparse` changes nothing: gradients are of rows always.
 
     weft.optim.hybrid() updates it. `weight.grad` stays None.
     """
@@ -190,6 +190,7 @@ class Embedding(torch.nn.Module):
             error_msgs.append(f"{prefix}weight is {tuple(whole.shape)}, and the whole table {wanted}")
             return
         self._tables.rest()
+        require_same(f"table '{self.name}' of the state", [whole])
         first, count = self.columns(rank())
         with torch.no_grad():
             self.weight.copy_(whole[:, first : first + count])

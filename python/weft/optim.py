@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 import torch
 
 from . import _weft
-from ._columns import collective_state, gather
+from ._columns import collective_state, gather, require_same
 from ._tables import Tables, is_table
 from ._weft import UsageError
 from ._world import init, rank
@@ -39,7 +39,8 @@ def hybrid(optimizer: torch.optim.Optimizer, *, clips: bool = False, scaler: Any
 class Hybrid(torch.optim.Optimizer):
     """What hybrid() returns: parameters other than tables are the inner optimizer's, and param_groups are its own.
 
-    state_dict() has whole moments of tables by name, the same on any number of ranks: a collective, as the model's.
+    state_dict() has whole moments of tables by name, the same on any number of ranks: it and load_state_dict() are collectives, as
+    the model's.
     """
 
     _step_supports_amp_scaling = True  # a scaler asks step() whether it counts: that depends on all ranks
@@ -192,21 +193,24 @@ class Hybrid(torch.optim.Optimizer):
         tables.rest()
         layers = {layer.name: layer for layer in tables.layers()}
         wanted = [(kind, name, dtype) for kind, name, dtype, _ in tables.core.state()]
-        plain = []
+        plain, given = [], []
         for kind, name, dtype in wanted:
             value = moments.get(name, {}).get(kind)
             if value is None:
                 raise UsageError(f"the state has no '{kind}' of table '{name}'")
             if kind == "step":
+                given.append(torch.tensor(int(value)))
                 plain.append((kind, name, int(value).to_bytes(8, "little", signed=True)))
                 continue
             layer = layers[name]
             shape = (layer.num_embeddings, layer.embedding_dim)
             if tuple(value.shape) != shape:
                 raise UsageError(f"'{kind}' of table '{name}' is {tuple(value.shape)} in the state, and the table {shape}")
+            given.append(value)
             first, count = layer.columns(rank())
             mine = value[:, first : first + count].to("cpu", _DTYPES[dtype]).contiguous()
             plain.append((kind, name, mine.numpy().tobytes()))
+        require_same("the state of the optimizer", given)
         for kind, name, raw in plain:
             tables.core.load(kind, name, raw)
 

@@ -39,6 +39,15 @@ def test_a_state_dict_on_one_rank_names_the_fix(launch, others):
     assert "named the fix" in launch("tables_alone.py", 3, others)
 
 
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_a_state_is_loaded_on_all_ranks_or_none(launch, what):
+    assert "named the fix" in launch("tables_load.py", 3, what)
+
+
+def test_a_file_that_rank_0_cannot_write_is_everybodys_error(launch, tmp_path):
+    launch("tables_save.py", 3, tmp_path)
+
+
 def test_bad_ids_and_ranks_that_disagree_are_named(launch):
     launch("tables_bad.py", 2)
 
