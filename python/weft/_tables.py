@@ -9,6 +9,7 @@ backward that leaves gradients, the optimizer that hands them over. A step is of
 In both the gradients of all lookups of a row are added up here, over everything that runs before optimizer.step().
 """
 
+import math
 import threading
 import warnings
 import weakref
@@ -224,7 +225,8 @@ class Tables:
             return verdict.committed
 
     def clip(self, max_norm: float, squares: float, veto: str) -> Tuple[float, float]:
-        """The norm of all gradients, those whose squares are given among them, and by what they are to be multiplied."""
+        """The norm of all gradients, those whose squares are given among them (NaN: some are not finite, here or elsewhere), and by
+        what they are to be multiplied."""
         with self._turn:
             if not self.waits:
                 raise UsageError(
@@ -233,7 +235,7 @@ class Tables:
             if self._verdict is not None:
                 raise UsageError("weft.clip_grad_norm_ is called once before an optimizer's step")
             self._verdict = self._judge(max_norm, squares, veto)
-            return self._core.gradient_norm, self._core.update_scale
+            return self._core.gradient_norm if self._verdict.committed else math.nan, self._core.update_scale
 
     def _judge(self, max_norm: float, squares: float, veto: str) -> StepResult:
         self._exchange()

@@ -8,7 +8,7 @@ import torch
 from . import _weft
 from ._columns import collective_state, gather, require_same
 from ._tables import Tables, is_table
-from ._weft import UsageError
+from ._weft import Error, UsageError
 from ._world import init, rank
 from .nn import Embedding, layers_of
 
@@ -228,7 +228,8 @@ def clip_grad_norm_(
     """torch.nn.utils.clip_grad_norm_ for a model, or its parameters, with sharded tables: the norm is of all columns of all ranks.
 
     All ranks call it, once before an optimizer's step, with weft.optim.hybrid(optimizer, clips=True) (or a scaler). Gradients of other
-    parameters are scaled in place and are the same on all ranks (averaged by DDP, say). Without sharded tables it is torch's.
+    parameters are scaled in place and are the same on all ranks (averaged by DDP, say). A gradient that is not finite, on any rank,
+    makes the norm NaN on all of them, and the optimizer's step is left out. Without sharded tables it is torch's.
     """
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.parameters()
@@ -249,10 +250,12 @@ def clip_grad_norm_(
     squares = sum(_squares(g) for g in gradients)
     veto = "" if math.isfinite(squares) else "a gradient outside of the sharded tables is not finite"
     norm, scale = tables.clip(float(max_norm), squares, veto)
-    if not veto and scale != 1:
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise Error("the norm of the gradients is not finite, so they are not clipped (error_if_nonfinite=False: the norm is returned)")
+    if not math.isnan(norm) and scale != 1:
         for gradient in gradients:
             gradient.detach().mul_(scale)
-    return torch.tensor(norm if not veto else math.nan, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64)
 
 
 def _squares(gradient: torch.Tensor) -> float:
