@@ -194,11 +194,15 @@ class Tables:
                 self._gradients[table] = torch.zeros((batch.ids[table].numel(), self._widths[table]), dtype=self._types[table])
             self._gradients[table].index_add_(0, places, image)  # type: ignore[union-attr]
 
-    def drop(self) -> None:
-        """What backward has left so far does not count."""
+    def has_gradient(self, table: int) -> bool:
+        """Backward has left some, and no optimizer's step has taken them."""
+        return self._gradients[table] is not None or len(self._reads[table]) > 0
+
+    def drop(self, table: int) -> None:
+        """What backward has left of it so far does not count."""
         with self._turn:
-            self._gradients = [None] * len(self._layers)
-            self._reads = [[] for _ in self._layers]
+            self._gradients[table] = None
+            self._reads[table] = []
 
     # ---- the step ----
 

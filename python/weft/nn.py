@@ -1,7 +1,7 @@
 """weft.nn.Embedding: torch.nn.Embedding with its table cut by columns over the ranks."""
 
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -32,7 +32,8 @@ class Embedding(torch.nn.Module):
     under the same name; it and load_state_dict() are collectives. padding_idx: the row is stored and returned as any other, only its
     gradient is dropped. `sparse` changes nothing: gradients are of rows always.
 
-    weft.optim.hybrid() updates it. `weight.grad` stays None.
+    weft.optim.hybrid() updates it. `weight.grad` says only whether gradients of rows wait for the optimizer's step: it is None, or a
+    zero. To set it to None or to zero, as zero_grad() of a module does, drops them.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Embedding(torch.nn.Module):
         self.name = name or f"table{_made}"
         _made += 1
         self.dtype_name = str(dtype).removeprefix("torch.")
-        self.weight = torch.nn.Parameter(torch.empty(0, dtype=dtype, device="cpu"), requires_grad=not _freeze)
+        self.weight = _Columns(torch.empty(0, dtype=dtype, device="cpu"), requires_grad=not _freeze)
         self.weight._weft_table = weakref.ref(self)  # type: ignore[attr-defined]
         self._tables = Tables([self], lambda: [_weft.RowRule("sgd")], [0], bound=False)
         self._place = 0  # in them
@@ -217,6 +218,36 @@ class Embedding(torch.nn.Module):
         return self
 
 
+class _Columns(torch.nn.Parameter):
+    @property
+    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
+        layer = table_of(self)
+        if layer is None or not layer._tables.has_gradient(layer._place):
+            return None
+        out = torch.zeros(1, dtype=self.dtype, device="cpu").as_subclass(_Waits)
+        out.drop = lambda: layer._tables.drop(layer._place)
+        return out
+
+    @grad.setter
+    def grad(self, value: Optional[torch.Tensor]) -> None:
+        layer = table_of(self)
+        if value is not None:
+            raise UsageError("gradients of sharded tables are of rows, and are not set: weft.clip_grad_norm_ scales them")
+        if layer is not None:
+            layer._tables.drop(layer._place)
+
+
+class _Waits(torch.Tensor):
+    """`grad` of a table while gradients of its rows wait: one zero, which changes no norm."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    drop: Callable[[], None]
+
+    def zero_(self) -> "_Waits":
+        self.drop()
+        return self
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, layer: Embedding, ids: torch.Tensor) -> torch.Tensor:
@@ -338,12 +369,14 @@ def _leave_tables(wrapper: torch.nn.Module, name: str, module: Optional[torch.nn
     """DDP's constructor, which has just read what it is to leave alone, and has neither compared nor sent anything yet."""
     if name != "module" or module is None or not isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
         return
-    tables = {f"{path}.{key}" if path else key for path, each in module.named_modules() for key, p in each._parameters.items() if is_table(p)}
+    tables = set()
+    for path, each in module.named_modules():
+        tables |= {f"{path}.{key}" if path else key for key, p in each._parameters.items() if is_table(p)}
     if tables <= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
         return
     if not hasattr(wrapper, "parameters_to_ignore") or not hasattr(wrapper, "_module_parameters"):
         raise UsageError("this DistributedDataParallel is not known: call weft.shard_embeddings(model) on the model that it wraps")
-    wrapper.parameters_to_ignore |= tables  # type: ignore[operator]
+    wrapper.parameters_to_ignore.update(tables)
     wrapper._module_parameters = [p for p in wrapper._module_parameters if not is_table(p)]
     if not wrapper._module_parameters:
         raise UsageError("all parameters of this model are sharded tables: it needs no DistributedDataParallel, weft.optim.hybrid() updates it")

@@ -121,7 +121,8 @@ class Hybrid(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
         if self.tables is not None:
-            self.tables.drop()
+            for table in range(len(self.tables)):
+                self.tables.drop(table)
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]

@@ -198,7 +198,8 @@ def test_options_of_the_groups_hold_from_the_next_step_on(kind, option, values):
         optimizer = weft.optim.hybrid(kind(groups, lr=0.1))
         if change is not None:
             change(optimizer)
-        for batch in weft.lookahead([torch.tensor([1, 2]), torch.tensor([2, 3]), torch.tensor([1, 4])], ids={layer: lambda x: x for layer in layers}):
+        loader = [torch.tensor(ids) for ids in ([1, 2], [2, 3], [1, 4])]
+        for batch in weft.lookahead(loader, ids={layer: lambda x: x for layer in layers}):
             optimizer.zero_grad()
             sum(layer(batch).sin().sum() for layer in layers).backward()
             optimizer.step()
@@ -231,6 +232,65 @@ def test_options_that_no_rule_has_are_refused_in_a_later_step_too(kind, option, 
         refused(optimizer.step, option)
         optimizer.param_groups[0][option] = before
         optimizer.step()  # nothing of it was lost
+
+
+@pytest.mark.filterwarnings("ignore:table")
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("how", ["none", "zero", "loop", "kept"])
+def test_zero_grad_of_a_module_drops_gradients_of_rows(ahead, how):
+    """Of the tables in it: what another module's backward has left stays."""
+    layers = [weft.nn.Embedding.from_pretrained(torch.zeros(6, 2), freeze=False) for _ in range(2)]
+    models = [torch.nn.Sequential(layer, torch.nn.Linear(2, 1)) for layer in layers]
+    optimizer = weft.optim.hybrid(torch.optim.SGD([p for model in models for p in model.parameters()], lr=1.0))
+    ids = torch.tensor([1, 2])
+    for batch in weft.lookahead([ids], ids={layer: lambda x: x for layer in layers}) if ahead else [ids]:
+        assert layers[0].weight.grad is None
+        sum(layer(batch[:1]).sum() for layer in layers).backward()
+        assert layers[0].weight.grad is not None
+        assert torch.nn.utils.clip_grad_norm_(layers[0].parameters(), 1.0, norm_type=float("inf")) == 0, "torch's own function sees nothing"
+        if how == "loop":
+            for p in models[0].parameters():
+                p.grad = None
+        elif how != "kept":
+            models[0].zero_grad(set_to_none=how == "none")
+        assert (layers[0].weight.grad is None) == (how != "kept")
+        sum(layer(batch[1:]).sum() for layer in layers).backward()
+        refused(lambda: setattr(layers[0].weight, "grad", torch.zeros(6, 2)), "clip_grad_norm_")
+        optimizer.step()
+    assert layers[0].weight.grad is None
+    moved = [layer.state_dict()["weight"][:, 0].tolist() for layer in layers]
+    both = [0, -1, -1, 0, 0, 0]
+    assert moved == [both if how == "kept" else [0, 0, -1, 0, 0, 0], both]
+
+
+@pytest.mark.filterwarnings("ignore:table")
+@pytest.mark.parametrize("where", ["table", "dense", "nowhere"])
+def test_a_norm_that_is_not_finite_is_returned_or_raised(where):
+    layer, linear = weft.nn.Embedding.from_pretrained(torch.ones(5, 2), freeze=False), torch.nn.Linear(2, 1)
+    parameters = [*layer.parameters(), *linear.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer = weft.optim.hybrid(torch.optim.SGD(parameters, lr=1.0), clips=True, scaler=scaler)
+    for raises in (False, True):
+        optimizer.zero_grad()
+        loss = linear(layer(torch.tensor([1]))).sum()
+        if where == "table":
+            loss = loss + (layer(torch.tensor([2])) * float("inf")).sum()
+        if where == "dense":
+            loss = loss + (linear.bias * float("inf")).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        before = layer.state_dict()["weight"]
+
+        def clip(raises=raises):
+            return weft.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=raises)
+
+        if raises and where != "nowhere":
+            refused(clip, "not finite", kind=RuntimeError)
+        else:
+            assert torch.isfinite(clip()) == (where == "nowhere")
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(layer.state_dict()["weight"], before) == (where != "nowhere")
 
 
 class Every(torch.nn.Module):
