@@ -79,6 +79,8 @@ struct SparseWork {
   std::vector<float> before;   // of add_and_touch()
   std::vector<Entries> lists;  // of each rank: what came from it
   std::vector<float> errors;
+  // Of lists that are joined: kept from step to step, because memory that is new costs more than what is done in it.
+  Entries own_before, arrived, discards, share;
   double spent = 0;  // virtual seconds of what was computed since somebody took them (SparseCall::spent)
 
   // A commit leaves the controllers as they are, but for what an operation changes from here on.

@@ -26,7 +26,7 @@ namespace {
 
 // Keeps the largest of what `sharers` ranks have added up alike.
 void settle(SparOperation& op, int sharers, int mine) {
-  Entries discards;
+  Entries& discards = op.call.work->discards;
   op.call.spend(op.call.kernels->keep_entry, op.own.size());
   keep_largest(op.own, op.quota_of(op.position), discards);
   // Finite values may overflow as they are added up; all sharers see the same sums.
@@ -57,11 +57,12 @@ Task<void> spar_all_gather_recursive(Comm comm, SparOperation& op) {
     co_await op.exchange(comm, route, op.limit_of(quota, op.position));
     // Step 2
     auto add = [&op, partner, peer, gap, quota] {
-      Entries theirs;
+      Entries& theirs = op.call.work->arrived;
+      Entries& mine = op.call.work->own_before;
       BagReader bag(op.call.codec, op.incoming, peer);
       bag.next(op.length_of(op.position), quota, theirs, op.non_finite);
       bag.end();
-      const Entries mine = std::move(op.own);
+      std::swap(mine, op.own);
       op.own.clear();
       if (partner < op.team)
         merge_add(theirs, mine, op.own);

@@ -1,6 +1,7 @@
 #include "collectives/sparse_allreduce/spar_operation.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "collectives/sparse_allreduce/residual_rules.h"
 
@@ -22,12 +23,20 @@ SparOperation::SparOperation(const Comm& comm, const SparseCall& c)
 }
 
 void SparOperation::keep_share(EntriesView entries, int sharers, int mine) {
-  Entries share;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const bool falls_to_me =
-        entries.indices[i] % static_cast<std::uint32_t>(sharers) == static_cast<std::uint32_t>(mine);
-    if (falls_to_me && entries.values[i] != 0) share.push_back(entries.indices[i], entries.values[i]);
+  Entries& share = call.work->share;
+  share.resize(entries.size());
+  const auto number = static_cast<std::uint32_t>(sharers), me = static_cast<std::uint32_t>(mine);
+  const bool power = std::has_single_bit(number);  // then no division
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {  // no branch inside: whose an entry is cannot be guessed
+    const std::uint32_t index = entries.indices[i];
+    const float value = entries.values[i];
+    share.indices[count] = index;
+    share.values[count] = value;
+    const bool falls_to_me = (power ? index & (number - 1) : index % number) == me;
+    count += falls_to_me && value != 0 ? 1 : 0;
   }
+  share.resize(count);
   call.spend(call.kernels->move_entry, entries.size());
   add_and_touch(call, deal, position, share, call.work->selected[static_cast<std::size_t>(position)]);
 }
