@@ -109,6 +109,7 @@ class Table final : public HybridTable {
 
   std::vector<Ticket> work() const override {
     std::vector<Ticket> out;
+    out.reserve(std::size(steps_));
     for (const Step& s : steps_) out.push_back(s.split);
     return out;
   }

@@ -167,11 +167,13 @@ void check_order(const Trace& trace, TraceReport& report) {
     if (is_scheduled(e)) by_ready.push_back(&e);
   }
   by_start = by_ready;
-  const auto before = [](auto member) {
-    return [member](const TraceEvent* a, const TraceEvent* b) { return a->*member < b->*member; };
+  const auto before = [](auto member) {  // events of one instant in the order in which they were written
+    return [member](const TraceEvent* a, const TraceEvent* b) {
+      return a->*member != b->*member ? a->*member < b->*member : a < b;
+    };
   };
-  std::stable_sort(by_ready.begin(), by_ready.end(), before(&TraceEvent::ready));
-  std::stable_sort(by_start.begin(), by_start.end(), before(&TraceEvent::started));
+  std::sort(by_ready.begin(), by_ready.end(), before(&TraceEvent::ready));
+  std::sort(by_start.begin(), by_start.end(), before(&TraceEvent::started));
   const auto rank = [](const TraceEvent* e) { return std::pair(e->traffic, e->priority); };
   const auto first = [&](const TraceEvent* a, const TraceEvent* b) {
     return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
