@@ -10,6 +10,7 @@
 #include "collectives/registry.h"
 #include "data_parallel/schemes.h"
 #include "embedding/ways.h"
+#include "experts/policies.h"
 #include "measure/text.h"
 #include "verbs.h"
 #include "weft/config.h"
@@ -70,6 +71,13 @@ Json way_table() {
   return rows;
 }
 
+Json policy_table() {
+  Json rows = Json::array();
+  for (const ExpertPolicy& policy : kExpertPolicies)
+    rows.push_back({{"policy", policy.name}, {"summary", policy.summary}});
+  return rows;
+}
+
 Json scheme_table() {
   Json rows = Json::array();
   for (const Scheme& scheme : schemes()) {
@@ -108,11 +116,8 @@ void print_rows(const Json& rows, const std::vector<std::string>& columns) {
 }
 
 int info(bool json) {
-  const Json all = {{"build", build()},
-                    {"settings", knobs()},
-                    {"algorithms", table()},
-                    {"schemes", scheme_table()},
-                    {"tables", way_table()}};
+  const Json all = {{"build", build()},          {"settings", knobs()},   {"algorithms", table()},
+                    {"schemes", scheme_table()}, {"tables", way_table()}, {"policies", policy_table()}};
   if (json) {
     std::puts(all.dump(2).c_str());
     return kOk;
@@ -129,6 +134,8 @@ int info(bool json) {
   print_rows(all["schemes"], {"scheme", "summary", "options"});
   std::puts("\nWays of embedding tables (weft bench embedding)");
   print_rows(all["tables"], {"way", "summary"});
+  std::puts("\nPolicies of experts (weft compare --model gpt-moe --policies)");
+  print_rows(all["policies"], {"policy", "summary"});
   return kOk;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/names.h"
 #include "data_parallel/schemes.h"
+#include "experts/policies.h"
 #include "transports/link_spec.h"
 #include "weft/error.h"
 #include "world/mesh.h"
@@ -44,9 +45,32 @@ void add_model_flags(Settings& s, TrainFlags& t) {
   s.add("hidden", t.hidden, "lm: width of the LSTMs; 0: as wide as the tables");
   s.add("projection", t.projection, "lm: columns that an LSTM's output is projected to; 0: none");
   s.add("layers", t.layers, "number of layers");
-  s.add("heads", t.heads, "gpt, transformer, bert: heads of the attention");
+  s.add("heads", t.heads, "of the attention (not lm, gnmt)");
   s.add("dropout", t.dropout, "0 to below 1");
   s.add("samples", t.samples, "lm: negative samples of the softmax; 0: the full softmax");
+  add_expert_flags(s, t);
+}
+
+void add_mesh_flag(Settings& s, TrainFlags& t) {
+  s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all along dp), or of gpt-moe dp=8,ep=4");
+}
+
+void add_expert_flags(Settings& s, TrainFlags& t) {
+  s.group("Experts (gpt-moe)");
+  s.add("experts", t.experts, "of a layer; --mesh dp=8,ep=4 deals them to 4 ranks each");
+  s.add("expert-choices", t.expert_choices, "experts of a token: 1 or 2");
+  s.add("expert-capacity", t.expert_capacity,
+        "places of an expert over an even share of the copies; 0: no token is dropped");
+  s.add("experts-every", t.experts_every, "so many layers one has experts in place of its mlp");
+  s.add("shared-experts", t.shared_experts, "that every token goes through beside its choices");
+  s.add("balance-loss", t.balance_loss, "weight of the loss of uneven choices");
+  s.add("z-loss", t.z_loss, "weight of the loss of a gate's large numbers");
+  s.add("gate-jitter", t.gate_jitter, "what the gate sees is multiplied by 1 - jitter .. 1 + jitter");
+  s.add("expert-slices", t.expert_slices,
+        "in which rows travel while others are computed (policies lina, tutel)");
+  s.add("expert-policy", t.expert_policy,
+        "how all-to-alls and gradients share the network: " + list_of(expert_policy_names()) +
+            " (default lina)");
 }
 
 void add_data_flags(Settings& s, TrainFlags& t) {
@@ -164,6 +188,17 @@ void resolve_model(TrainFlags& t) {
   take(t.layers, sizes.layers);
   take(t.heads, sizes.heads);
   take(t.dropout, sizes.dropout);
+  take(t.experts, sizes.experts.count);
+  take(t.expert_choices, sizes.experts.choices);
+  take(t.expert_capacity, sizes.experts.capacity_factor);
+  take(t.experts_every, sizes.experts.every);
+  take(t.shared_experts, sizes.experts.shared);
+  take(t.balance_loss, sizes.experts.balance_loss);
+  take(t.z_loss, sizes.experts.z_loss);
+  take(t.gate_jitter, sizes.experts.jitter);
+  sizes.experts.policy = t.expert_policy;
+  if (!find_expert_policy(t.expert_policy).slices && !t.expert_slices) sizes.experts.slices = 1;
+  take(t.expert_slices, sizes.experts.slices);
   t.options.sizes = sizes;
   t.options.optimizer = default_options(t.optimizer);
   take(t.lr, t.options.optimizer.lr);
@@ -271,11 +306,18 @@ double parse_flops(const std::string& text) {
   return rate;
 }
 
-void check_mesh(const std::string& text, int ranks) {
+void resolve_mesh(TrainFlags& t, int ranks) {
+  const std::string& text = t.mesh;
+  TrainOptions& options = t.options;
   const Mesh mesh = parse_mesh(text, ranks);
-  if (mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1)
-    throw UsageError("--mesh " + text +
-                     ": models are trained along dp only, say dp=" + std::to_string(ranks));
+  const bool has_experts = options.model == "gpt-moe";
+  if (mesh.pp > 1 || mesh.tp > 1)
+    throw UsageError("--mesh " + text + ": models are trained along dp and ep only, say dp=" +
+                     std::to_string(ranks) + (has_experts ? ",ep=2" : ""));
+  if (mesh.ep > 1 && !has_experts)
+    throw UsageError("--mesh " + text + ": " + options.model +
+                     " has no experts that ranks could share; gpt-moe has");
+  options.sizes.experts.ranks = mesh.ep;
 }
 
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag) {

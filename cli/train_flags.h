@@ -23,9 +23,12 @@ struct TrainFlags {
   std::optional<std::int64_t> vocabulary, context, width, hidden, projection, samples;
   std::optional<int> layers, heads;
   std::optional<double> dropout;
+  std::optional<int> experts, expert_choices, experts_every, shared_experts, expert_slices;
+  std::optional<double> expert_capacity, balance_loss, z_loss, gate_jitter;
   std::string optimizer = "adamw";
   std::optional<double> lr, momentum, beta1, beta2, weight_decay;
   bool nesterov = false;
+  std::string mesh, expert_policy = ExpertOptions{}.policy;
   std::int64_t ranks = 4;
   TrainOptions options;
 };
@@ -42,6 +45,8 @@ std::string list_of(const std::vector<std::string_view>& names);
 // One group of flags each. REQUIRES: `flags` outlives the settings.
 void add_model_flags(Settings& settings, TrainFlags& flags);
 void add_data_flags(Settings& settings, TrainFlags& flags);
+void add_expert_flags(Settings& settings, TrainFlags& flags);    // of add_model_flags(), too
+void add_mesh_flag(Settings& settings, TrainFlags& flags);       // into the group that is open
 void add_gradient_flags(Settings& settings, TrainFlags& flags);  // without --scheme
 void add_table_flags(Settings& settings, TrainFlags& flags);
 void add_table_scheduling(Settings& settings, TrainFlags& flags);  // without --tables, into the open group
@@ -76,8 +81,9 @@ void check_undecided(const TrainOptions& options, bool auto_tables, int ranks);
 
 // "5e12", "10tflops", "312T": FLOPs a second. Throws UsageError.
 double parse_flops(const std::string& text);
-// "dp=4": throws UsageError for what is no mesh of so many ranks, or has more than the data-parallel axis.
-void check_mesh(const std::string& text, int ranks);
+// "dp=8,ep=4": sets how many ranks share a layer's experts. Throws UsageError for what is no mesh of so many
+// ranks, or has an axis that the model is not trained along.
+void resolve_mesh(TrainFlags& flags, int ranks);
 
 // Whether a command line has `flag`, or `flag=...`.
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag);

@@ -47,13 +47,13 @@ class Courier final : public Strategy {
     if (awaits_ == Awaits::before_backward) weaver.before({Work::backward, 0, 0, 0}, wait_of(0, 0));
     if (awaits_ == Awaits::at_the_end && weaver.phase() != Phase::settle) weaver.at_end(wait_of(0, 0));
   }
-  void start(int, int, TensorSource& tensors) override {
+  void start(int, const When&, TensorSource& tensors) override {
     const Dense data = tensors.tensor({TensorName::Of::other, "letters"});
     const SubmitOptions submit{
         .name = "letters", .traffic = TrafficClass::blocking, .slot = slot_, .step = step_++};
     ticket_ = engine_.submit(group_, submit, [data](Comm comm) { return all_reduce(comm, data); });
   }
-  Ticket ticket(int, int) const override { return ticket_; }
+  Ticket ticket(int, const When&) const override { return ticket_; }
   StepResult verdict() override { return {.committed = true}; }
   void close(bool committed, double) override { ++(committed ? commits : roll_backs); }
   int commits = 0, roll_backs = 0;

@@ -8,6 +8,7 @@
 #include "base/names.h"
 #include "compare/variants.h"
 #include "data_parallel/schemes.h"
+#include "experts/policies.h"
 #include "measure/point.h"
 #include "settings.h"
 #include "train/run_folder.h"
@@ -22,7 +23,7 @@ constexpr const char* kDefaultLatency = "50us";  // of a swept rate, where --lin
 
 struct Typed : TrainFlags, Computation, NetworkFlags {
   std::string schemes = "dense,dense-bf16,powersgd,topka,oktopk,spardl";
-  std::string tables, variants, baseline, try_buckets, sweep, out;
+  std::string tables, policies, variants, baseline, try_buckets, sweep, out;
   std::int64_t steps = 15;
   std::optional<double> free_bytes;
   bool json = false;
@@ -57,12 +58,16 @@ struct Parser {
     selection.group("Comparison");
     settings.group("Comparison");
     selection.add("schemes", typed.schemes, "some of " + list_of(scheme_names()));
-    selection.add(
-        "variants", typed.variants,
-        "in place of --schemes: NAME[+OPTION=VALUE]...,..., any flag of gradients, tables, optimizer");
+    selection.add("variants", typed.variants,
+                  "in place of --schemes: NAME[+OPTION=VALUE]...,..., any flag of gradients, tables, "
+                  "experts, optimizer");
     selection.add("tables", typed.tables,
                   "WAY,WAY,...: every scheme (default then dense alone) with each; some of " +
                       list_of(table_way_names()));
+    selection.add(
+        "policies", typed.policies,
+        "gpt-moe: POLICY,POLICY,...: each scheme (dense unless named) with each policy of experts: " +
+            list_of(expert_policy_names()));
     selection.add("baseline", typed.baseline, "what speed-ups are over (default dense, or the first)");
     selection.add("try-buckets", typed.try_buckets,
                   "MIB,MIB,...: every variant with buckets of each of these sizes; its row is the fastest");
@@ -71,6 +76,7 @@ struct Parser {
                   "link=RATE,RATE,...: these rates one after another, with --link's latency (or 50us)");
     add_node_flags(settings, typed);
     settings.add("ranks", typed.ranks, "as threads of this process");
+    add_mesh_flag(settings, typed);
     settings.add("steps", typed.steps, "measured, of each variant and link, after 3 of warm-up");
     add_computation_flags(settings, typed);
     settings.add("threads", typed.options.threads, "of torch, a rank");
@@ -140,17 +146,22 @@ std::vector<NamedLink> links_of(const Typed& t, int ranks) {
   return links;
 }
 
-// Every scheme with every way of tables, as --variants would have it.
-std::string variants_text(const std::string& schemes, const std::string& tables) {
-  if (tables.empty()) return schemes;
+// Every one of `before` with every one of these values of an option, as --variants would have it.
+std::string with_each(const std::string& before, const std::string& option, const std::string& values) {
+  if (values.empty()) return before;
   std::string out;
-  for (const std::string& scheme : split(schemes, ',')) {
-    for (const std::string& way : split(tables, ',')) {
-      if (way == kAuto) throw UsageError("--tables auto is for train and plan: compare names the ways");
-      out += (out.empty() ? "" : ",") + scheme + "+tables=" + way;
-    }
+  for (const std::string& variant : split(before, ',')) {
+    for (const std::string& value : split(values, ','))
+      out += (out.empty() ? "" : ",") + variant + "+" + option + "=" + value;
   }
   return out;
+}
+
+std::string variants_text(const Typed& t) {
+  for (const std::string& way : split(t.tables, ',')) {
+    if (way == kAuto) throw UsageError("--tables auto is for train and plan: compare names the ways");
+  }
+  return with_each(with_each(t.schemes, "tables", t.tables), "expert-policy", t.policies);
 }
 
 std::string baseline_of(const std::string& wanted, const std::vector<Variant>& variants) {
@@ -174,19 +185,19 @@ CompareCommand read_compare(const std::vector<std::string>& arguments, const Pla
         "under a launcher (" +
         std::string(name_of(place.launcher)) + ") run `weft train` with each scheme");
   }
-  for (const char* flag : {"--schemes", "--tables"}) {
+  for (const char* flag : {"--schemes", "--tables", "--policies"}) {
     if (!t.variants.empty() && names_flag(arguments, flag))
       throw UsageError(std::string(flag) + " is a short form of --variants: one of them");
   }
-  if (!t.tables.empty() && !names_flag(arguments, "--schemes")) t.schemes = lossless_scheme().name;
+  const bool ways = !t.tables.empty() || !t.policies.empty();
+  if (ways && !names_flag(arguments, "--schemes")) t.schemes = lossless_scheme().name;
   CompareCommand command;
   ComparisonOptions& options = command.options;
   options.ranks = resolve_ranks(t, place, false, t.simulated() ? kMostSimulatedRanks : kMostRanks);
   if (t.steps < 1 || t.steps > 1'000'000)
     throw UsageError("steps must be 1 to 1000000, not " + std::to_string(t.steps));
   check_computation(t, t.options);
-  options.variants =
-      variants_of(t.variants.empty() ? variants_text(t.schemes, t.tables) : t.variants, t, t, options.ranks);
+  options.variants = variants_of(t.variants.empty() ? variants_text(t) : t.variants, t, t, options.ranks);
   options.baseline = baseline_of(t.baseline, options.variants);
   options.bucket_mibs = bucket_mibs_of(t.try_buckets);
   for (const Variant& variant : options.variants) {

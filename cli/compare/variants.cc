@@ -7,6 +7,7 @@
 
 #include "base/names.h"
 #include "data_parallel/schemes.h"
+#include "experts/policies.h"
 #include "settings.h"
 #include "weft/error.h"
 
@@ -60,6 +61,7 @@ TrainOptions options_of(const Named& named, TrainFlags flags, const Computation&
   add_gradient_flags(settings, flags);
   add_table_flags(settings, flags);
   add_optimizer_flags(settings, flags);
+  add_expert_flags(settings, flags);
   check_options(named, find_scheme(named.scheme), settings.names());
   std::vector<std::string> arguments;
   for (const auto& [name, value] : named.options) {
@@ -68,7 +70,11 @@ TrainOptions options_of(const Named& named, TrainFlags flags, const Computation&
   }
   parse_flags(app, arguments);
   flags.options.scheme.name = named.scheme;
+  const bool cuts =
+      std::ranges::any_of(named.options, [](const auto& o) { return o.first == "expert-slices"; });
+  if (!cuts && !find_expert_policy(flags.expert_policy).slices) flags.expert_slices.reset();
   resolve_model(flags);
+  resolve_mesh(flags, ranks);
   resolve_data(flags);
   resolve_plan(flags);
   check_train(flags.options, ranks);

@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct PlanCommand : TrainFlags, NetworkFlags {
-  std::string outline, flops, mesh;
+  std::string outline, flops;
   bool show_schedule = false, json = false;
 };
 
@@ -42,7 +42,7 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   add_optimizer_flags(s, c);
   s.group("Run");
   s.add("ranks", c.ranks, "of the job");
-  s.add("mesh", c.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
+  add_mesh_flag(s, c);
   s.add("link", c.link, "RATE[,LATENCY] between ranks, e.g. 1gbit,50us; none: no limit");
   add_node_flags(s, c);
   s.add("plan-link", c.plan_link,
@@ -198,7 +198,7 @@ int plan(const std::vector<std::string>& arguments) {
   resolve_model(command);
   resolve_plan(command, command.link);
   const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
-  check_mesh(command.mesh, ranks);
+  resolve_mesh(command, ranks);
   const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables);
   check_undecided(command.options, auto_tables, ranks);
   const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";

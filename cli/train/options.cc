@@ -14,7 +14,7 @@ namespace {
 
 // As typed; what is empty has a default that depends on something else.
 struct Typed : TrainFlags, Computation, NetworkFlags {
-  std::string out, resume, mesh;
+  std::string out, resume;
   bool resume_given = false, trace = false;
   std::int64_t checkpoint_every = 200, keep_last = 2;
 };
@@ -36,7 +36,7 @@ void add_optimizer(Settings& s, Typed& t) {
 void add_run(CLI::App& app, Settings& s, Typed& t) {
   s.group("Run");
   s.add("ranks", t.ranks, "as threads of this process; under a launcher: its number");
-  s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all of them along dp)");
+  add_mesh_flag(s, t);
   s.add("link", t.link, "RATE[,LATENCY], e.g. 1gbit,50us: a slow network between threads");
   add_node_flags(s, t);
   s.add(
@@ -96,7 +96,7 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   resolve_model(t);
   resolve_data(t);
   resolve_plan(t, place.launcher == Placement::Launcher::none ? t.link : "");
-  check_mesh(t.mesh, command.ranks);
+  resolve_mesh(t, command.ranks);
   command.auto_scheme = take_auto(t.options.scheme);
   command.auto_tables = take_auto(t.options.tables);
   check_undecided(t.options, command.auto_tables, command.ranks);

@@ -5,6 +5,8 @@
 #include <thread>
 
 #include "data/open.h"
+#include "experts/policies.h"
+#include "measure/emulated.h"
 #include "measure/memory.h"
 #include "measure/predicted.h"
 #include "measure/run_report.h"
@@ -65,9 +67,8 @@ OpenedData checked_data(const TrainCommand& command, int ranks_here) {
   OpenedData opened = open_data(data_options(command.options));
   const Batches enough(opened.source, batch_options(command.options, 0, command.ranks));
   const ModelShape shape = model_shape(command.options.model, model_sizes(command.options, *opened.source));
-  check_memory({.worlds = 1,
-                .ranks = ranks_here,
-                .parameters = elements_of_rank(shape, command.options.tables, command.ranks)},
+  const RankElements elements = elements_of_rank(shape, command.options.tables, command.ranks);
+  check_memory({.worlds = 1, .ranks = ranks_here, .parameters = elements.dense, .held = elements.held},
                available_memory());
   return opened;
 }
@@ -82,10 +83,8 @@ void on_threads(TrainCommand command) {
   run.source = opened.source;
 
   std::vector<Trace> traces = make_traces(command.ranks, command.trace);
-  RunOptions ranks;
-  ranks.config = Config::from_environment();
+  RunOptions ranks = run_options(command.link, command.options.sizes.experts);
   ranks.traces = &traces;
-  ranks.link = command.link;
   RunReport report(command.options, report_of(command, folder, "threads"));
   TrainSummary summary;
   run_ranks(command.ranks, ranks, [&](World& world) {
@@ -102,7 +101,8 @@ void on_threads(TrainCommand command) {
 void as_launched(TrainCommand command) {
   std::vector<Trace> traces = make_traces(1, command.trace);
   JoinOptions join;
-  join.config = Config::from_environment();
+  join.config = with_policy(Config::from_environment(), command.options.sizes.experts);
+  join.priority = find_expert_policy(command.options.sizes.experts.policy).first;
   join.trace = &traces.front();
   std::unique_ptr<RunReport> report;
   TrainSummary summary;

@@ -112,6 +112,9 @@ class Ticket {
   Awaiter operator co_await() const;
   // Awaits the end alone: throws nothing, and is not hurried by a failure of the operation that awaits.
   Awaiter ended() const;
+  // Awaits the end alone, as the next on a stream does: no wait, so held traffic stays held. Its deadline
+  // follows the progress of what it stands behind.
+  Awaiter behind() const;
 
  private:
   std::shared_ptr<detail::Submission> submission_;
@@ -173,7 +176,7 @@ class Engine final : public Pollable {
 // The await of a ticket: counts as waiting for it. In an operation it ends with the operation's failure.
 class Ticket::Awaiter {
  public:
-  enum class For : std::uint8_t { result, end };
+  enum class For : std::uint8_t { result, end, order };
   Awaiter(std::shared_ptr<detail::Submission> submission, For what)
       : submission_(std::move(submission)), for_(what) {}
   ~Awaiter();

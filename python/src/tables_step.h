@@ -51,7 +51,7 @@ class Outside final : public Strategy {
   std::vector<PlanRow> rows() const override { return {}; }
   std::vector<Exchange> exchanges() const override { return {}; }
   void weave(Weaver&) const override {}
-  Ticket ticket(int, int) const override { return {}; }
+  Ticket ticket(int, const When&) const override { return {}; }
   StepResult verdict() override { return {.committed = veto_.empty(), .step = 0, .bad = {}, .text = veto_}; }
   double squares() const override { return squares_; }
   void close(bool, double) override { say(0, {}); }

@@ -35,4 +35,9 @@ constexpr std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Of the operation: the same for all ranks' messages of it, and not 0.
+constexpr std::uint64_t operation_of(const Identity& id) {
+  return mix(mix(id.group ^ id.slot) ^ id.step) | 1;
+}
+
 }  // namespace weft

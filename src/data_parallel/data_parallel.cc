@@ -151,6 +151,7 @@ void DataParallel::begin_step() {
   ready_.assign(static_cast<std::size_t>(plan_.num_parameters()), false);
   squares_.assign(ready_.size(), 0);
   has_result_ = false;
+  next_ = plan_.num_buckets() - 1;
   at_ = At::open;
 }
 
@@ -189,7 +190,10 @@ int DataParallel::accept(int parameter, std::size_t count, DType dtype) {
 }
 
 void DataParallel::arrived(int bucket) {
-  if (--runs_[static_cast<std::size_t>(bucket)]->pending == 0 && options_.clip_local == 0) submit(bucket);
+  if (--runs_[static_cast<std::size_t>(bucket)]->pending > 0 || options_.clip_local > 0) return;
+  if (!options_.one_at_a_time) return submit(bucket);
+  // On all ranks in one order, whichever is complete first.
+  while (next_ >= 0 && runs_[static_cast<std::size_t>(next_)]->pending == 0) submit(next_--);
 }
 
 void DataParallel::gradient_ready(int parameter, std::span<const double> gradient) {
@@ -215,6 +219,16 @@ void DataParallel::gradient_ready(int parameter, std::span<const float> gradient
   arrived(b);
 }
 
+namespace {
+
+template <class Reduce>
+Task<void> behind(Comm comm, Ticket before, Reduce reduce) {
+  co_await before.behind();
+  co_await reduce(comm);
+}
+
+}  // namespace
+
 void DataParallel::submit(int b) {
   BucketRun* const run = runs_[static_cast<std::size_t>(b)].get();
   const std::string name = name_of_bucket(b);
@@ -224,11 +238,18 @@ void DataParallel::submit(int b) {
                               .slot = options_.first_slot + 1 + static_cast<std::uint32_t>(b),
                               .step = attempt_};
   run->ticket = tickets_.size();
-  tickets_.push_back(engine_.submit(comm_, options, [run](Comm comm) {
+  const auto reduce = [run](const Comm& comm) {
     if (run->low_rank) return BucketRun::reduce_low_rank(comm, run);
     if (run->wide) return BucketRun::reduce_in_place<double>(comm, run);
     return run->in_place ? BucketRun::reduce_in_place<float>(comm, run) : BucketRun::reduce(comm, run);
-  }));
+  };
+  const Ticket before = std::exchange(last_, {});
+  const bool waits = options_.one_at_a_time && before.valid();
+  Ticket ticket = engine_.submit(comm_, options, [reduce, before, waits](Comm comm) {
+    return waits ? behind(comm, before, reduce) : reduce(comm);
+  });
+  last_ = ticket;
+  tickets_.push_back(std::move(ticket));
 }
 
 void DataParallel::submit_unused() {
@@ -242,6 +263,12 @@ void DataParallel::submit_unused() {
     return all_reduce(comm, Dense(std::span<std::int32_t>{used_}), kAny);
   });
   tickets_.push_back(unused_);
+}
+
+// While gradients come.
+bool DataParallel::is_submitted(int b) const {
+  if (options_.clip_local > 0) return false;
+  return options_.one_at_a_time ? b > next_ : runs_[static_cast<std::size_t>(b)]->pending == 0;
 }
 
 // What this rank's gradient is multiplied by; one that is not finite goes on as it is, to be named.
@@ -258,9 +285,10 @@ void DataParallel::step_end() {
   if (at_ == At::between) begin_step();
   const bool held_back = options_.clip_local > 0;
   const double scale = held_back ? local_scale() : 1;
-  for (int b = 0; b < plan_.num_buckets(); ++b) {
+  for (int i = 0; i < plan_.num_buckets(); ++i) {
+    const int b = options_.one_at_a_time ? plan_.num_buckets() - 1 - i : i;
     BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-    if (run.pending == 0 && !held_back) continue;
+    if (is_submitted(b)) continue;
     for (const BucketPiece& piece : run.bucket->pieces) {
       if (ready_[static_cast<std::size_t>(piece.parameter)]) continue;
       if (run.wide) {
@@ -273,6 +301,7 @@ void DataParallel::step_end() {
     run.pending = 0;
     if (scale != 1) run.scale_by(scale);
     submit(b);
+    next_ = b - 1;
   }
   if (options_.find_unused) submit_unused();
   at_ = At::ended;

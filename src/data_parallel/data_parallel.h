@@ -76,7 +76,7 @@ class DataParallel final : public Strategy {
   void weave(Weaver& weaver) const override;
   std::vector<std::string> gradients() const override;
   std::string why_updates_wait() const override;
-  Ticket ticket(int exchange, int offset) const override;
+  Ticket ticket(int exchange, const When& when) const override;
 
   // From now on, until replan(), the gradients of a bucket are gathered in this memory, of the bucket's
   // length and the gradients' type: parameter p at plan().first_of(p). A gradient that lies there already is
@@ -162,6 +162,7 @@ class DataParallel final : public Strategy {
   int accept(int parameter, std::size_t count, DType dtype);
   void arrived(int bucket);
   void submit(int bucket);
+  bool is_submitted(int bucket) const;
   void submit_unused();
   double local_scale();
   const BucketRun& finished_run(int parameter, std::size_t count) const;
@@ -190,6 +191,8 @@ class DataParallel final : public Strategy {
   std::uint64_t sent_bytes_ = 0;
   std::vector<Ticket> tickets_;
   Ticket comparison_, unused_;  // among them
+  Ticket last_;                 // of the bucket that was submitted last
+  int next_ = -1;               // where they go one at a time: that is submitted next
   std::uint32_t attempt_ = 0;   // step of the operations: also counts what was not committed
   enum class At : std::uint8_t { between, open, ended } at_ = At::between;
   bool has_result_ = false;

@@ -89,14 +89,12 @@ void DataParallel::weave(Weaver& weaver) const {
 }
 
 // One step is under way at a time.
-Ticket DataParallel::ticket(int exchange, int) const {
+Ticket DataParallel::ticket(int exchange, const When&) const {
   if (exchange == kComparison) return comparison_;
   const int b = exchange - kFirstBucket;
   if (b == plan_.num_buckets()) return unused_;
-  const BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-  const bool submitted =
-      at_ == At::ended || (at_ == At::open && run.pending == 0 && options_.clip_local == 0);
-  return submitted ? tickets_[run.ticket] : Ticket();
+  const bool submitted = at_ == At::ended || (at_ == At::open && is_submitted(b));
+  return submitted ? tickets_[runs_[static_cast<std::size_t>(b)]->ticket] : Ticket();
 }
 
 std::vector<PlanRow> DataParallel::rows() const {

@@ -283,15 +283,15 @@ void HybridEmbedding::step_end() {
   for (const auto& table : tables_) table->end_step();
 }
 
-void HybridEmbedding::start(int exchange, int offset, TensorSource&) {
+void HybridEmbedding::start(int exchange, const When& when, TensorSource&) {
   const Kind& kind = kinds_[static_cast<std::size_t>(exchange - kComparison - 1)];
-  table(kind.table).start(kind.exchange, offset);
+  table(kind.table).start(kind.exchange, when.offset);
 }
 
-Ticket HybridEmbedding::ticket(int exchange, int offset) const {
+Ticket HybridEmbedding::ticket(int exchange, const When& when) const {
   if (exchange == kComparison) return comparison_;
   const Kind& kind = kinds_[static_cast<std::size_t>(exchange - kComparison - 1)];
-  return table(kind.table).ticket(kind.exchange, offset);
+  return table(kind.table).ticket(kind.exchange, when.offset);
 }
 
 std::vector<Ticket> HybridEmbedding::work() const {

@@ -64,8 +64,8 @@ class HybridEmbedding final : public Strategy {
   void gradient_ready(int parameter, std::span<const float> gradient) override;
   void gradient_ready(int parameter, std::span<const double> gradient) override;
   void step_end() override;
-  void start(int exchange, int offset, TensorSource& tensors) override;
-  Ticket ticket(int exchange, int offset) const override;
+  void start(int exchange, const When& when, TensorSource& tensors) override;
+  Ticket ticket(int exchange, const When& when) const override;
   std::vector<Ticket> work() const override;
   StepResult verdict() override;
   double squares() const override;

@@ -44,6 +44,7 @@ double Ticket::computed_seconds() const { return submission_->operation.computed
 
 Ticket::Awaiter Ticket::operator co_await() const { return Awaiter(submission_, Awaiter::For::result); }
 Ticket::Awaiter Ticket::ended() const { return Awaiter(submission_, Awaiter::For::end); }
+Ticket::Awaiter Ticket::behind() const { return Awaiter(submission_, Awaiter::For::order); }
 
 bool Ticket::Awaiter::await_ready() const noexcept {
   return submission_->done.load(std::memory_order_acquire);
@@ -54,7 +55,7 @@ bool Ticket::Awaiter::enlist(std::coroutine_handle<> waiter, Executor& executor,
   const Lock lock(s.mutex);
   if (s.done.load(std::memory_order_relaxed)) return false;
   record_ = new (executor.arena().allocate(sizeof(Record))) Record(s, executor, waiter);
-  if (operation != nullptr && for_ == For::result) {
+  if (operation != nullptr && for_ != For::end) {
     record_->link.emplace(*operation, *record_);
     if (operation->failure) {
       record_->link->complete(operation->failure);
@@ -64,7 +65,7 @@ bool Ticket::Awaiter::enlist(std::coroutine_handle<> waiter, Executor& executor,
   }
   record_->next_awaiter = s.awaiters;
   s.awaiters = record_;
-  if (!std::exchange(s.said_waiting, true)) {
+  if (for_ != For::order && !std::exchange(s.said_waiting, true)) {
     s.keep_waited = submission_;
     s.engine.executor().post(s.waited);
   }
@@ -75,6 +76,7 @@ void Ticket::Awaiter::await_resume() const {
   if (for_ == For::end) return;
   if (record_ != nullptr && record_->link && record_->link->error)
     std::rethrow_exception(record_->link->error);
+  if (for_ == For::order) return;
   const Lock lock(submission_->mutex);
   if (submission_->error) std::rethrow_exception(submission_->error);
 }

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "data_parallel/schemes.h"
-#include "measure/memory.h"
 #include "measure/page.h"
 #include "measure/table.h"
 #include "workload/job_strategies.h"
@@ -107,6 +106,7 @@ void Comparison::save(const std::string& variant, const NamedLink& link, const R
   point.variant = variant;
   point.scheme = scheme.name;
   point.tables = options.tables.way;
+  if (options.model == "gpt-moe") point.policy = options.sizes.experts.policy;
   if (find_scheme(scheme.name).selects) point.density = scheme.density;
   point.link = link.name;
   point.compute = options_.computation.compute;
@@ -152,7 +152,7 @@ RunVariant Comparison::work_at(const NamedLink& link) {
     return [&](const std::string& variant, Lane& lane) {
       const Training training{.options = options_of(variant, link),
                               .ranks = options_.ranks,
-                              .run = run_options(link.link),
+                              .run = run_options(link.link, options_of(variant, link).sizes.experts),
                               .turns = &turns_,
                               .known = [&](std::int64_t parameters) { parameters_ = parameters; }};
       return models_.train(training, lane);
@@ -168,26 +168,31 @@ RunVariant Comparison::work_at(const NamedLink& link) {
   };
 }
 
-// Of all parameters, what a rank has: tables may be cut.
-double Comparison::share_of_rank(const std::string& variant, const NamedLink& link) const {
+// Tables may be cut.
+MemoryNeed Comparison::need_of(const std::string& variant, const NamedLink& link) const {
   const TrainOptions options = options_of(variant, link);
   const ModelShape shape = emulated_ ? shape_of(outline_) : model_shape(options.model, options.sizes);
-  return static_cast<double>(elements_of_rank(shape, options.tables, options_.ranks)) /
-         static_cast<double>(shape.num_elements());
+  const RankElements elements = elements_of_rank(shape, options.tables, options_.ranks);
+  // The model has as many words as the data.
+  const double scale = static_cast<double>(parameters_) / static_cast<double>(shape.num_elements()) /
+                       options_.computation.byte_scale;
+  const auto scaled = [&](std::int64_t count) {
+    return static_cast<std::int64_t>(scale * static_cast<double>(count));
+  };
+  return {.worlds = 1,
+          .ranks = options_.ranks,
+          .parameters = scaled(elements.dense),
+          .held = scaled(elements.held),
+          .copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining};
 }
 
 void Comparison::take_turns(const std::vector<std::string>& variants, const NamedLink& link) {
   const double available = options_.free_bytes.value_or(available_memory());
   Listener listener;
   listener.all_fit = [&] {
-    MemoryNeed need{.worlds = 1,
-                    .ranks = options_.ranks,
-                    .parameters = 0,
-                    .copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining};
     double together = 0;
     for (const std::string& variant : variants) {
-      need.parameters = static_cast<std::int64_t>(
-          share_of_rank(variant, link) * static_cast<double>(parameters_) / options_.computation.byte_scale);
+      const MemoryNeed need = need_of(variant, link);
       check_memory(need, available);
       together += need.bytes();
     }

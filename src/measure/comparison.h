@@ -14,6 +14,7 @@
 #include "measure/comparison_folder.h"
 #include "measure/emulated.h"
 #include "measure/interleave.h"
+#include "measure/memory.h"
 #include "measure/point.h"
 #include "measure/text.h"
 #include "measure/turns.h"
@@ -81,7 +82,7 @@ class Comparison {
   void save(const std::string& variant, const NamedLink& link, const Recorded& recorded, bool side_by_side);
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);
-  double share_of_rank(const std::string& variant, const NamedLink& link) const;
+  MemoryNeed need_of(const std::string& variant, const NamedLink& link) const;
   void take_turns(const std::vector<std::string>& variants, const NamedLink& link);
   RunVariant work_at(const NamedLink& link);
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/mutex.h"
+#include "experts/policies.h"
 #include "measure/memory.h"
 #include "measure/outline_file.h"
 #include "measure/text.h"
@@ -63,9 +64,11 @@ void check_named_outline(const Computation& computation, const std::string& mode
                          const TablesOptions& tables, int ranks) {
   if (computation.outline.empty()) return;
   const Outline outline = read_named_outline(computation.outline, model);
+  const RankElements elements = elements_of_rank(shape_of(outline), tables, ranks);
   check_memory({.worlds = 1,
                 .ranks = ranks,
-                .parameters = elements_of_rank(shape_of(outline), tables, ranks) / computation.byte_scale,
+                .parameters = elements.dense / computation.byte_scale,
+                .held = elements.held / computation.byte_scale,
                 .copies = kCopiesOfEmulation},
                available_memory());
 }
@@ -80,6 +83,7 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   out.occupies = occupies_cores(outline, ranks);
   out.parallel = data_parallel_options(options);
   out.tables = options.tables;
+  out.experts = options.sizes.experts;
   out.optimizer = optimizer_options(options);
   out.warmup = 0;
   out.steps = options.steps;
@@ -92,9 +96,10 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   return out;
 }
 
-RunOptions run_options(const std::optional<EmulatedLink>& link) {
+RunOptions run_options(const std::optional<EmulatedLink>& link, const ExpertOptions& experts) {
   RunOptions options;
-  options.config = Config::from_environment();
+  options.config = with_policy(Config::from_environment(), experts);
+  options.priority = find_expert_policy(experts.policy).first;
   options.link = link;
   return options;
 }
@@ -107,7 +112,7 @@ EmulatedRun emulate_ranks(int ranks, const std::optional<EmulatedLink>& link, co
   EmulatedRun out;
   out.ranks.resize(static_cast<std::size_t>(ranks));
   Mutex mutex;
-  RunOptions run = run_options(link);
+  RunOptions run = run_options(link, options.experts);
   run.traces = traces;
   run_ranks(ranks, run, [&](World& world) {
     try {

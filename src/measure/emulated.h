@@ -54,8 +54,8 @@ bool occupies_cores(const Outline& outline, int ranks);
 // As the options of a training say: scheme, buckets, clipping, plan. All steps are recorded, none is warm-up.
 EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outline& outline);
 
-// Ranks as threads over such a link; none: not shaped.
-RunOptions run_options(const std::optional<EmulatedLink>& link);
+// Ranks as threads over such a link; none: not shaped. As a policy of experts has the network shared.
+RunOptions run_options(const std::optional<EmulatedLink>& link, const ExpertOptions& experts);
 
 struct EmulatedRun {
   std::vector<EmulatedSteps> ranks;

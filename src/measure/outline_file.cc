@@ -1,6 +1,7 @@
 #include "measure/outline_file.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -33,6 +34,7 @@ class Reader {
     if (!value.is_number()) refuse(std::string(key) + " must be a number");
     return value.get<double>();
   }
+  bool has(const char* key) const { return object_.contains(key); }
   // False where it is not there.
   bool yes(const char* key) {
     if (!object_.contains(key)) return false;
@@ -81,6 +83,27 @@ class Reader {
   std::vector<std::string_view> taken_;
 };
 
+constexpr std::array<const char*, 4> kParts{"block", "gate", "shared", "experts"};
+
+OutlineTensor::Of part_named(const std::string& name, const std::string& where) {
+  const auto found = std::ranges::find(kParts, name);
+  if (found == kParts.end())
+    throw UsageError(where + ": a tensor is of a block, gate, shared or experts, not of '" + name + "'");
+  return static_cast<OutlineTensor::Of>(found - kParts.begin());
+}
+
+template <class Layer, class F>
+void for_each_seconds(Layer& e, F&& f) {
+  f("gate_forward_seconds", e.gate_forward_seconds);
+  f("gate_backward_seconds", e.gate_backward_seconds);
+  f("shared_forward_seconds", e.shared_forward_seconds);
+  f("shared_backward_seconds", e.shared_backward_seconds);
+  f("row_forward_seconds", e.row_forward_seconds);
+  f("row_backward_seconds", e.row_backward_seconds);
+  f("merge_forward_seconds", e.merge_forward_seconds);
+  f("merge_backward_seconds", e.merge_backward_seconds);
+}
+
 Outline from_json(const Json& json, const std::string& where) {
   constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
   Reader r(json, where);
@@ -108,6 +131,7 @@ Outline from_json(const Json& json, const std::string& where) {
     tensor.block = static_cast<int>(t.whole("block", kMostInt));
     tensor.ready = t.number("ready");
     tensor.tied = t.yes("tied");
+    if (t.has("of")) tensor.of = part_named(t.text("of"), where);
   });
   r.each("tables", [&](Reader& t) {
     OutlineTable& table = out.tables.emplace_back();
@@ -122,6 +146,18 @@ Outline from_json(const Json& json, const std::string& where) {
     table.dense_backward_seconds = t.number("dense_backward_seconds");
     table.dense_update_seconds = t.number("dense_update_seconds");
   });
+  if (r.has("experts")) {
+    r.each("experts", [&](Reader& e) {
+      OutlineExperts& layer = out.experts.emplace_back();
+      layer.name = e.text("name");
+      layer.block = static_cast<int>(e.whole("block", kMostInt));
+      layer.width = e.whole("width");
+      layer.experts = static_cast<int>(e.whole("experts", kMostInt));
+      layer.choices = static_cast<int>(e.whole("choices", kMostInt));
+      layer.capacity_factor = e.number("capacity_factor");
+      for_each_seconds(layer, [&](const char* key, double& seconds) { seconds = e.number(key); });
+    });
+  }
   r.end();
   return out;
 }
@@ -153,6 +189,15 @@ std::string outline_json(const Outline& outline) {
                                {"block", tensor.block},
                                {"ready", tensor.ready},
                                {"tied", tensor.tied}});
+    if (tensor.of != OutlineTensor::Of::block)
+      json["tensors"].back()["of"] = kParts[static_cast<std::size_t>(tensor.of)];
+  }
+  for (const OutlineExperts& layer : outline.experts) {
+    Json row = {{"name", layer.name},       {"block", layer.block},
+                {"width", layer.width},     {"experts", layer.experts},
+                {"choices", layer.choices}, {"capacity_factor", layer.capacity_factor}};
+    for_each_seconds(layer, [&](const char* key, double seconds) { row[key] = seconds; });
+    json["experts"].push_back(std::move(row));
   }
   for (const OutlineTable& table : outline.tables) {
     json["tables"].push_back({{"name", table.name},

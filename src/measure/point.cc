@@ -104,6 +104,7 @@ Json to_json(const Point& p) {
   return {{"variant", p.variant},
           {"scheme", p.scheme},
           {"tables", p.tables},
+          {"policy", p.policy},
           {"density", number(p.density)},
           {"link", p.link},
           {"compute", p.compute},
@@ -131,6 +132,7 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("variant").get_to(p.variant);
     json.at("scheme").get_to(p.scheme);
     json.at("tables").get_to(p.tables);
+    json.at("policy").get_to(p.policy);
     if (!json.at("density").is_null()) p.density = json.at("density").get<double>();
     json.at("link").get_to(p.link);
     json.at("compute").get_to(p.compute);
@@ -192,6 +194,7 @@ Json to_json(const Row& row) {
   return {{"variant", p.variant},
           {"scheme", p.scheme},
           {"tables", p.tables},
+          {"policy", p.policy},
           {"density", number(p.density)},
           {"link", p.link},
           {"compute", p.compute},

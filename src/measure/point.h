@@ -27,6 +27,7 @@ struct Recorded {
 struct Point {
   std::string variant;  // a scheme and what it is given: "spardl+teams=2"
   std::string scheme, tables, link, compute, transport;
+  std::string policy;                // of experts; empty: the model has none
   std::optional<double> density;     // of a scheme that selects
   std::optional<double> bucket_mib;  // only where the fastest of several was taken
   int ranks = 1;

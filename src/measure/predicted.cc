@@ -19,18 +19,22 @@ constexpr double kWalked = 1 << 27;
 int scale_of(const Outline& outline, const EmulationOptions& emulation, int ranks) {
   if (find_scheme(emulation.parallel.scheme.name).low_rank) return 1;  // its bytes do not follow the elements
   if (TableWays(emulation.tables.way).any(TableWay::Kind::hybrid)) return 1;  // its rows are not gradients
+  if (emulation.experts.ranks > 1) return 1;                                  // nor are they
   const double elements = static_cast<double>(outline.parameters) * ranks;
   return std::max(1, static_cast<int>(std::ceil(elements / kWalked)));
 }
 
-std::string why_not(const Outline& outline, const TablesOptions& tables,
+std::string why_not(const Outline& outline, const TablesOptions& tables, const ExpertOptions& experts,
                     const SimulationOptions& simulation) {
   if (simulation.ranks == 1) return "one rank exchanges nothing";
-  const MemoryNeed need{
-      .worlds = 1,
-      .ranks = simulation.ranks,
-      .parameters = elements_of_rank(shape_of(outline), tables, simulation.ranks) / simulation.byte_scale,
-      .copies = kCopiesOfEmulation};
+  if (experts.ranks > 1 && outline.experts.empty())
+    return "what its experts take apart from their blocks was not measured";
+  const RankElements elements = elements_of_rank(shape_of(outline), tables, simulation.ranks);
+  const MemoryNeed need{.worlds = 1,
+                        .ranks = simulation.ranks,
+                        .parameters = elements.dense / simulation.byte_scale,
+                        .held = elements.held / simulation.byte_scale,
+                        .copies = kCopiesOfEmulation};
   return need.bytes() > available_memory() ? "a walk of all ranks does not fit into this machine's memory"
                                            : "";
 }
@@ -41,7 +45,7 @@ void add_prediction(const Outline& outline, const EmulationOptions& emulation, S
                     TrainSummary& summary) {
   simulation.traces = nullptr;
   simulation.byte_scale = std::max(simulation.byte_scale, scale_of(outline, emulation, simulation.ranks));
-  summary.not_predicted = why_not(outline, emulation.tables, simulation);
+  summary.not_predicted = why_not(outline, emulation.tables, emulation.experts, simulation);
   if (!summary.not_predicted.empty()) return;
   const Prediction predicted = predict(outline, emulation, simulation);
   summary.predicted_step_seconds = predicted.step_seconds;

@@ -88,7 +88,9 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     SimRanks ranks(options);
     Engine& engine = ranks.engine(0);
     if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
-    JobStrategies job(engine, engine.world(), shape_of(outline), job_options(emulation));
+    JobStrategies job(engine, engine.world(),
+                      shape_of(outline, expert_layout(emulation.experts, engine.world().rank())),
+                      job_options(emulation, outline, engine.world().rank()));
     out.rows = job.all().rows();
     out.world = engine.world().group_id();
     out.shape = job.all().shape();
@@ -110,16 +112,20 @@ std::string group_text(const Plan& plan, const PlanRow& row) {
 
 std::string text_of(const Plan& plan, Phase phase) {
   std::string out;
+  const int micro_batches = plan.tables.of(phase).micro_batches();
   for (const Move& move : plan.tables.of(phase).moves) {
     char line[160];
     const std::string_view verb = verb_of(move.kind);
     if (move.kind == Move::Kind::compute) {
       std::snprintf(line, sizeof line, "  %-9.*s%s\n", static_cast<int>(verb.size()), verb.data(),
-                    plan.shape.title(move.piece).c_str());
+                    plan.shape.title(move.piece, micro_batches).c_str());
     } else {
       const Exchange& exchange = plan.tables.exchanges[static_cast<std::size_t>(move.exchange)];
+      std::string name = exchange.name;
+      if (exchange.each_micro_batch && micro_batches > 1)
+        name += ", micro-batch " + std::to_string(move.micro_batch);
       std::snprintf(line, sizeof line, "  %-9.*s%-70.70s %-9s %s%s\n", static_cast<int>(verb.size()),
-                    verb.data(), exchange.name.c_str(), step_text(move.offset).c_str(),
+                    verb.data(), name.c_str(), step_text(move.offset).c_str(),
                     std::string(name_of(exchange.traffic)).c_str(),
                     move.inside ? ", as soon as it is ready" : "");
     }

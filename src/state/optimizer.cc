@@ -279,7 +279,7 @@ std::vector<Moment> moments_of(const OptimizerOptions& options) {
 
 LiveRow moment_row(const OptimizerParameter& p, const Moment& moment, const Peers& peers) {
   LiveRow out;
-  out.row = row_of(p, moment.name, peers);
+  out.row = row_of(p, moment.name, p.holders.value_or(peers));
   if (!is_sum_of_squares(moment.name)) return out;
   out.takes = [row = out.row](const Shard&, std::span<const std::byte> values) {
     if (row.dtype == DType::float32 ? has_negative<float>(values) : has_negative<double>(values))

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,7 @@ struct OptimizerParameter {
   std::int64_t count = 0;
   DType dtype = DType::float32;  // or float64
   Shard shard;                   // of a tensor, with `count` elements; without a shape: a vector of its own
+  std::optional<Peers> holders;  // who hold the same shard; none: all who have the optimizer
 };
 
 // ---- rows, the same for every maker of optimizers ----

@@ -59,8 +59,9 @@ std::uint64_t hash_of(std::span<const PlanRow> rows, std::span<const Exchange> e
     add(hash, e.codec);
     // Then each end has a kind and a peer of its own.
     const bool one_way = e.kind != Exchange::Kind::collective;
-    for (const std::uint64_t value : {std::uint64_t{one_way}, static_cast<std::uint64_t>(e.traffic), e.group,
-                                      std::uint64_t{e.slot}, std::uint64_t{e.at_installation}}) {
+    for (const std::uint64_t value :
+         {std::uint64_t{one_way}, static_cast<std::uint64_t>(e.traffic), e.group, std::uint64_t{e.slot},
+          std::uint64_t{e.at_installation}, std::uint64_t{e.each_micro_batch}}) {
       add(hash, value);
     }
     for (const std::vector<TensorName>* tensors : {&e.reads, &e.writes}) {

@@ -78,7 +78,8 @@ void RankWalk::check_names(const Exchange& exchange) {
                          : tensor.of == TensorName::Of::parameter  ? is_parameter
                          : tensor.of == TensorName::Of::activation ? is_activation
                                                                    : is_parameter || is_activation;
-      if (!known || tensor.micro_batch < 0 || tensor.micro_batch >= micro_batches_)
+      if (!known || tensor.micro_batch < 0 || tensor.micro_batch >= micro_batches_ ||
+          (exchange.each_micro_batch && tensor.micro_batch != 0))
         breach("'" + exchange.name + "' exchanges '" + tensor.name + "' of micro-batch " +
                std::to_string(tensor.micro_batch) + ", which the model does not have");
     }
@@ -93,7 +94,8 @@ void RankWalk::check_writers() {
       if (found != parameters_.end())
         writers_[static_cast<std::size_t>(found->second)].push_back(static_cast<int>(e));
       else
-        activation_writers_[{tensor.name, tensor.micro_batch}].push_back(static_cast<int>(e));
+        for (int m = 0; m < (tables_.exchanges[e].each_micro_batch ? micro_batches_ : 1); ++m)
+          activation_writers_[{tensor.name, tensor.micro_batch + m}].push_back(static_cast<int>(e));
     }
   }
   const bool alone = std::ranges::all_of(tables_.groups, [](const auto& g) { return g.second.size() < 2; });
@@ -118,6 +120,9 @@ bool RankWalk::check_moves() {
       if (move.kind != Move::Kind::compute) {
         if (move.exchange < 0 || move.exchange >= static_cast<int>(tables_.exchanges.size()))
           refuse(phase, "there is no exchange " + std::to_string(move.exchange));
+        else if (move.micro_batch < 0 || move.micro_batch >= micro_batches_ ||
+                 (move.micro_batch > 0 && !exchange(move.exchange).each_micro_batch))
+          refuse(phase, title(move) + " has no micro-batch " + std::to_string(move.micro_batch));
         else if (move.kind == Move::Kind::start)
           (move.offset < 0 ? starts_ahead_ : starts_).insert(move.exchange);
         continue;
@@ -206,18 +211,21 @@ void RankWalk::check_segment() {
     const std::string name = "'" + exchange(e).name + "'";
     if (announced_[static_cast<std::size_t>(e)]) breach(name + " is announced and never started");
     if (exchange(e).at_installation) {
-      if (!waited_.contains({e, {settled_, segment_}})) breach("nobody waits for " + name);
+      if (!waited_.contains({e, {settled_, segment_}, 0})) breach("nobody waits for " + name);
       continue;
     }
     for (int step = segment_; step < steps_; ++step) {
-      if (started_.contains({e, {settled_, step}})) continue;
-      if (step == segment_ && starts_ahead_.contains(e) && !starts_.contains(e)) continue;
-      breach(name + " is not started in step " + std::to_string(step));
+      for (int m = 0; m < (exchange(e).each_micro_batch ? micro_batches_ : 1); ++m) {
+        if (started_.contains({e, {settled_, step}, m})) continue;
+        if (step == segment_ && starts_ahead_.contains(e) && !starts_.contains(e)) continue;
+        breach(name + " is not started in step " + std::to_string(step) +
+               (exchange(e).each_micro_batch ? ", micro-batch " + std::to_string(m) : ""));
+      }
     }
   }
-  for (const auto& [e, step] : started_) {
-    if (step.first == settled_ && !waited_.contains({e, step}))
-      breach("nobody waits for '" + exchange(e).name + "'");
+  for (const Occasion& what : started_) {
+    if (std::get<Step>(what).first == settled_ && !waited_.contains(what))
+      breach("nobody waits for '" + exchange(std::get<0>(what)).name + "'");
   }
 }
 
@@ -270,7 +278,7 @@ void RankWalk::backward(const Piece& piece) {
     const auto writers = activation_writers_.find({name, piece.micro_batch});
     if (writers == activation_writers_.end()) continue;
     for (const int e : writers->second) {
-      if (!waited_.contains({e, now()}))
+      if (!waited_.contains({e, now(), exchange(e).each_micro_batch ? piece.micro_batch : 0}))
         breach(title(piece) + " comes before '" + exchange(e).name + "' has ended");
     }
   }
@@ -279,14 +287,14 @@ void RankWalk::backward(const Piece& piece) {
 void RankWalk::update(const Piece& piece) {
   const Step last{settled_, steps_ - 1};
   if (steps_ == 0) return breach(title(piece) + " has no step to update with");
-  if (verdict_ >= 0 && !waited_.contains({verdict_, last}))
+  if (verdict_ >= 0 && !waited_.contains({verdict_, last, 0}))
     breach(title(piece) + " comes before the verdict");
   for (std::size_t p = 0; p < shape_.parameters.size(); ++p) {
     if (users_[p].empty() || users_[p].front().block != piece.block) continue;
     ++updates_[p];
     check_free(title(piece), {TensorName::Of::parameter, shape_.parameters[p].name}, Use::writes, now());
     for (const int e : writers_[p]) {
-      if (!waited_.contains({e, last}))
+      if (!waited_.contains({e, last, 0}))
         breach(title(piece) + " comes before '" + exchange(e).name + "' has ended");
     }
   }
@@ -303,30 +311,32 @@ void RankWalk::announce(const Move& move) {
 
 void RankWalk::start(const Move& move) {
   const Exchange& mine = exchange(move.exchange);
-  const std::pair<int, Step> key{move.exchange, step_of(move)};
+  const Occasion key = occasion_of(move);
+  const Step step = step_of(move);
   if (mine.at_installation || !started_.insert(key).second) breach(title(move) + " is started twice");
   if (!move.inside) announced_[static_cast<std::size_t>(move.exchange)] = false;
-  for (const TensorName& tensor : mine.reads) check_start(move, tensor, Use::reads);
-  for (const TensorName& tensor : mine.writes) {
-    if (tensor.of != TensorName::Of::gradient || !contains(mine.reads, tensor))
+  for (const TensorName& tensor : mine.reads) check_start(move, in(key, tensor), Use::reads);
+  for (const TensorName& named : mine.writes) {
+    const TensorName tensor = in(key, named);
+    if (tensor.of != TensorName::Of::gradient || !contains(mine.reads, named))
       check_start(move, tensor, Use::writes);
-    if (tensor.of == TensorName::Of::activation)
-      given_.erase({key.second, {tensor.name, tensor.micro_batch}});
+    if (tensor.of == TensorName::Of::activation) given_.erase({step, {tensor.name, tensor.micro_batch}});
   }
-  const auto touches = [](const TensorName& t) {
+  const auto is_touched = [](const TensorName& t) {
     return t.of == TensorName::Of::parameter || t.of == TensorName::Of::activation;
   };
-  if (std::ranges::any_of(mine.reads, touches) || std::ranges::any_of(mine.writes, touches))
+  if (std::ranges::any_of(mine.reads, is_touched) || std::ranges::any_of(mine.writes, is_touched))
     touching_.insert(key);
 }
 
 void RankWalk::wait(const Move& move) {
-  const std::pair<int, Step> key{move.exchange, step_of(move)};
+  const Occasion key = occasion_of(move);
   if (!waited_.insert(key).second) breach(title(move) + " is awaited twice");
   touching_.erase(key);
-  for (const TensorName& tensor : exchange(move.exchange).writes) {
+  for (const TensorName& named : exchange(move.exchange).writes) {
+    const TensorName tensor = in(key, named);
     if (tensor.of == TensorName::Of::activation)
-      given_.insert({key.second, {tensor.name, tensor.micro_batch}});
+      given_.insert({step_of(move), {tensor.name, tensor.micro_batch}});
   }
 }
 
@@ -361,13 +371,25 @@ void RankWalk::check_gradient(const Move& move, int parameter) {
 
 // `who` touches a tensor of that step. Parameters are the same in all steps.
 void RankWalk::check_free(const std::string& who, const TensorName& tensor, Use use, const Step& step) {
-  for (const auto& [e, of] : touching_) {
-    if (tensor.of == TensorName::Of::activation && of != step) continue;
-    if (!contains(exchange(e).writes, tensor) && (use == Use::reads || !contains(exchange(e).reads, tensor)))
+  for (const Occasion& what : touching_) {
+    if (tensor.of == TensorName::Of::activation && std::get<Step>(what) != step) continue;
+    const Exchange& other = exchange(std::get<0>(what));
+    if (!touches(other.writes, what, tensor) && (use == Use::reads || !touches(other.reads, what, tensor)))
       continue;
-    breach(who + (use == Use::reads ? " reads '" : " writes '") + tensor.name + "' while '" +
-           exchange(e).name + "' is under way");
+    breach(who + (use == Use::reads ? " reads '" : " writes '") + tensor.name + "' while '" + other.name +
+           "' is under way");
   }
+}
+
+TensorName RankWalk::in(const Occasion& what, TensorName tensor) const {
+  const bool of_model = tensor.of == TensorName::Of::parameter || parameters_.contains(tensor.name);
+  if (exchange(std::get<0>(what)).each_micro_batch && !of_model) tensor.micro_batch = std::get<2>(what);
+  return tensor;
+}
+
+bool RankWalk::touches(const std::vector<TensorName>& all, const Occasion& what,
+                       const TensorName& tensor) const {
+  return std::ranges::any_of(all, [&](const TensorName& named) { return in(what, named) == tensor; });
 }
 
 bool RankWalk::is_complete(int parameter) const {
@@ -399,7 +421,8 @@ bool RankWalk::has_gradient(const TensorName& activation, int reader) const {
   if (writers == activation_writers_.end()) return any;
   for (const int e : writers->second) {
     if (e == reader) continue;
-    if (!waited_.contains({e, now()})) return false;
+    const int m = exchange(e).each_micro_batch ? activation.micro_batch : 0;
+    if (!waited_.contains({e, now(), m})) return false;
     any = true;
   }
   return any;

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ class RankWalk {
   // How often the job has settled before, and the step from 0. A settled job begins anew: what it had agreed
   // on for the next step is agreed on again.
   using Step = std::pair<int, int>;
+  // An exchange of a step and, where it happens in each, of a micro-batch.
+  using Occasion = std::tuple<int, Step, int>;
 
   // `who`: "rank 3, ", in front of its sentences. REQUIRES: what `rank` names and `found` live longer.
   RankWalk(const VerifiedRank& rank, std::string who, std::vector<std::string>& found);
@@ -33,8 +36,8 @@ class RankWalk {
   // The move that comes next, or null at the end of a table.
   const Move* next() const;
   Step step_of(const Move& move) const;
-  bool started(int exchange, const Step& step) const {
-    return this->exchange(exchange).at_installation || started_.contains({exchange, step});
+  bool started(const Occasion& what) const {
+    return exchange(std::get<0>(what)).at_installation || started_.contains(what);
   }
   // Takes the next move, whose wait (if it is one) is over.
   void take(const Move& move);
@@ -65,6 +68,9 @@ class RankWalk {
   void forward(const Piece& piece);
   void backward(const Piece& piece);
   void update(const Piece& piece);
+  Occasion occasion_of(const Move& move) const { return {move.exchange, step_of(move), move.micro_batch}; }
+  // Its tensors, in the micro-batch of that occasion.
+  TensorName in(const Occasion& what, TensorName tensor) const;
   void announce(const Move& move);
   void start(const Move& move);
   void wait(const Move& move);
@@ -72,6 +78,7 @@ class RankWalk {
   void check_start(const Move& move, const TensorName& tensor, Use use);
   void check_gradient(const Move& move, int parameter);
   void check_free(const std::string& who, const TensorName& tensor, Use use, const Step& step);
+  bool touches(const std::vector<TensorName>& all, const Occasion& what, const TensorName& tensor) const;
   bool is_complete(int parameter) const;
   bool is_begun(int parameter) const;
   bool has_gradient(const TensorName& activation, int reader) const;
@@ -93,12 +100,12 @@ class RankWalk {
   std::size_t at_phase_ = 0, at_move_ = 0;
   int steps_ = 0;  // begun before the table that is walked; its own is this one
   int settled_ = 0;
-  int segment_ = 0;                                  // its first step: since the job settled last
-  std::vector<int> updates_;                         // of each parameter
-  std::set<std::pair<int, Step>> started_, waited_;  // exchanges
-  std::set<std::pair<int, Step>> touching_;  // those under way that read or write parameters or activations
-  std::vector<bool> announced_;              // of each exchange: and not started since
-  std::set<std::array<int, 4>> done_;        // pieces in this table
+  int segment_ = 0;           // its first step: since the job settled last
+  std::vector<int> updates_;  // of each parameter
+  std::set<Occasion> started_, waited_;
+  std::set<Occasion> touching_;        // those under way that read or write parameters or activations
+  std::vector<bool> announced_;        // of each exchange: and not started since
+  std::set<std::array<int, 4>> done_;  // pieces in this table
   std::set<Given> given_;
 };
 

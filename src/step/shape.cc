@@ -42,6 +42,13 @@ void ModelShape::check() const {
     }
   }
   if (blocks.empty() || !given.contains(kLoss)) refuse(*this, "no part gives the loss");
+  for (const ExpertShape& layer : experts) {
+    const bool there =
+        layer.block >= 0 && layer.block < num_blocks() && layer.slices >= 1 && layer.gate >= 0 &&
+        layer.first_slice > layer.gate &&
+        layer.merge() < static_cast<int>(blocks[static_cast<std::size_t>(layer.block)].parts.size());
+    if (!there || layer.width < 1) refuse(*this, "experts '" + layer.name + "' are no parts of a block");
+  }
   if (used != static_cast<int>(parameters.size()))
     refuse(*this, "nobody uses '" + parameters[static_cast<std::size_t>(used)].name + "'");
 }
@@ -96,6 +103,30 @@ ModelShape ModelShape::trained(const std::vector<bool>& is_trained) const {
       std::erase(part.parameters, -1);
     }
   }
+  return out;
+}
+
+std::vector<PartShape> expert_parts(const ExpertShape& layer, const std::string& taken,
+                                    const std::string& shared, const std::string& given) {
+  std::vector<PartShape> out;
+  PartShape gate{.name = layer.name + ".gate", .takes = {taken}};
+  gate.gives = {layer.weights(), layer.rows(), layer.router()};
+  for (int s = 0; s < layer.slices; ++s) gate.gives.push_back(layer.dispatch(s));
+  for (int s = 0; s < layer.slices; ++s) gate.gives.push_back(layer.counts(s));
+  PartShape merge{.name = layer.name, .takes = {taken, layer.weights(), layer.rows()}, .gives = {given}};
+  out.push_back(std::move(gate));
+  if (!shared.empty()) {
+    out.push_back({.name = shared, .takes = {taken}, .gives = {shared}});
+    merge.takes.push_back(shared);
+  }
+  for (int s = 0; s < layer.slices; ++s) {
+    out.push_back({.name = layer.name + ".slice." + std::to_string(s),
+                   .takes = {layer.dispatch(s), layer.counts(s)},
+                   .gives = {layer.combine(s)},
+                   .of_others = true});
+    merge.takes.push_back(layer.combine(s));
+  }
+  out.push_back(std::move(merge));
   return out;
 }
 

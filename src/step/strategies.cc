@@ -284,6 +284,28 @@ int verify_together(std::span<Strategies* const> ranks, int micro_batches) {
   return found.distinct;
 }
 
+const Table& Strategies::forward_table() {
+  if (under_way_) refuse("a forward alone while a step is under way");
+  if (forward_) return *forward_;
+  const std::vector<Move>& moves = tables(1).first.moves;
+  const auto is_forward = [](const Move& m) {
+    return m.kind == Move::Kind::compute && m.piece.work == Work::forward;
+  };
+  const auto end = std::find_if(moves.rbegin(), moves.rend(), is_forward).base();
+  const auto is_awaited = [&](int exchange) {
+    return std::any_of(moves.begin(), end,
+                       [&](const Move& m) { return m.kind == Move::Kind::wait && m.exchange == exchange; });
+  };
+  Table out{.phase = Phase::forward, .moves = {}};
+  std::copy_if(moves.begin(), end, std::back_inserter(out.moves), [&](const Move& m) {
+    if (m.kind == Move::Kind::compute) return is_forward(m);
+    const bool moves_data = m.kind == Move::Kind::start || m.kind == Move::Kind::wait;
+    return moves_data && exchanges_[static_cast<std::size_t>(m.exchange)].each_micro_batch &&
+           is_awaited(m.exchange);
+  });
+  return forward_.emplace(std::move(out));
+}
+
 const Table& Strategies::next_table(int micro_batches) {
   const Tables& all = tables(micro_batches);
   return under_way_ ? all.steady : all.first;
@@ -319,7 +341,7 @@ void Strategies::begin(const Table& table) {
   settles_ = table.phase == Phase::settle;
   clock_.begin(table);
   announced_.resize(exchanges_.size());
-  if (settles_) return;
+  if (settles_ || table.phase == Phase::forward) return;
   for (const auto& s : strategies_) s->step_begin();
   step_before_ = step_;
   step_ = next_number_.value_or(step_ + 1);
@@ -349,7 +371,7 @@ void Strategies::start(const Move& move, TensorSource& tensors) {
   if (move.exchange == kVerdict) return start_verdict();
   if (is_batch(move.exchange)) return start_batch(move.offset);
   const Place& place = owner_[static_cast<std::size_t>(move.exchange - num_own())];
-  at(place.strategy).start(place.local, move.offset, tensors);
+  at(place.strategy).start(place.local, move.when(), tensors);
   if (!announced_[static_cast<std::size_t>(move.exchange)]) return;
   announced_[static_cast<std::size_t>(move.exchange)] = false;
   engine_.release();
@@ -362,7 +384,7 @@ Ticket Strategies::ticket(const Move& wait) const {
   if (const auto group = group_comparisons_.find(wait.exchange); group != group_comparisons_.end())
     return group->second;
   const Place& place = owner_[static_cast<std::size_t>(wait.exchange - num_own())];
-  return at(place.strategy).ticket(place.local, wait.offset);
+  return at(place.strategy).ticket(place.local, wait.when());
 }
 
 void Strategies::waited(const Move& wait, Time since) {
@@ -375,7 +397,7 @@ void Strategies::waited(const Move& wait, Time since) {
 
 void Strategies::end(const Table& table) {
   clock_.end(engine_.now());
-  under_way_ = table.phase != Phase::settle;
+  under_way_ = table.phase == Phase::first || table.phase == Phase::steady;
 }
 
 // ---- tokens and losses ----
@@ -519,7 +541,7 @@ std::vector<Ticket> Strategies::tickets() const {
   std::vector<Ticket> out{comparison_, batch_ticket_, verdict_ticket_};
   for (const auto& [exchange, ticket] : group_comparisons_) out.push_back(ticket);
   for (const Place& place : owner_) {
-    for (const int offset : {-1, 0, 1}) out.push_back(at(place.strategy).ticket(place.local, offset));
+    for (const int offset : {-1, 0, 1}) out.push_back(at(place.strategy).ticket(place.local, {offset, 0}));
   }
   for (const auto& s : strategies_) {
     const std::vector<Ticket> more = s->work();

@@ -87,6 +87,8 @@ class Strategies {
   // Made and verified when they are asked for first. Throws UsageError where they do not hold.
   const Tables& tables(int micro_batches);
   VerifiedRank verified(int micro_batches) { return verified(tables(micro_batches), micro_batches); }
+  // One micro-batch without its backward: nothing is learned. REQUIRES: nothing is under way.
+  const Table& forward_table();
   // The first one where nothing is under way, else the steady one.
   const Table& next_table(int micro_batches);
   // That is walked, or was walked last, as it was numbered.
@@ -174,9 +176,10 @@ class Strategies {
   std::string why_updates_wait_;
   bool world_verdict_ = false;  // some rank has results that others have not
   std::vector<Exchange> exchanges_;
-  std::vector<Place> owner_;                    // of each exchange behind the own ones
-  std::vector<Place> takes_;                    // of each parameter
-  std::map<int, Tables> tables_;                // by micro-batches
+  std::vector<Place> owner_;      // of each exchange behind the own ones
+  std::vector<Place> takes_;      // of each parameter
+  std::map<int, Tables> tables_;  // by micro-batches
+  std::optional<Table> forward_;
   std::vector<std::vector<int>> parameter_of_;  // of each strategy's own numbers
   Ticket comparison_;
   Wishes verdict_wishes_;                    // of all ranks: 1 where one needs the verdicts of others

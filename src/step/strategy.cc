@@ -16,7 +16,7 @@ void Strategy::gradient_ready(int, std::span<const double>) {
 }
 void Strategy::result_of(int, std::span<float>) const { refuse(*this, "it has no float32 results"); }
 void Strategy::result_of(int, std::span<double>) const { refuse(*this, "it has no float64 results"); }
-void Strategy::start(int, int, TensorSource&) {
+void Strategy::start(int, const When&, TensorSource&) {
   refuse(*this, "it has nothing that starts at a place of the table");
 }
 

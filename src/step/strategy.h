@@ -96,13 +96,13 @@ class Strategy {
   virtual void gradient_ready(int parameter, std::span<const double> gradient);
   virtual void computed(const Piece& piece) { static_cast<void>(piece); }
   virtual void step_end() {}
-  // At its place in the table, with the offset of its step.
-  virtual void start(int exchange, int offset, TensorSource& tensors);
+  // At its place in the table.
+  virtual void start(int exchange, const When& when, TensorSource& tensors);
 
-  // Of the step with that offset; not valid where there is nothing to wait for.
-  virtual Ticket ticket(int exchange, int offset) const = 0;
-  // Of work that is no exchange and reads or writes somebody's memory: what is done with it waits for these,
-  // too.
+  // Of that step and micro-batch; not valid where there is nothing to wait for.
+  virtual Ticket ticket(int exchange, const When& when) const = 0;
+  // Of work that is no exchange, or one of a micro-batch, and reads or writes somebody's memory: what is done
+  // with it waits for these, too.
   virtual std::vector<Ticket> work() const { return {}; }
 
   // ---- results ----

@@ -81,10 +81,11 @@ class Job {
   bool ends(int w, const Move& move) {
     const RankWalk& mine = walk(w);
     const RankWalk::Step step = mine.step_of(move);
-    if (!mine.started(move.exchange, step)) return false;
-    return std::ranges::all_of(
-        needed_[static_cast<std::size_t>(w)][static_cast<std::size_t>(move.exchange)],
-        [&](const Holder& other) { return walk(other.walk).started(other.exchange, step); });
+    if (!mine.started({move.exchange, step, move.micro_batch})) return false;
+    return std::ranges::all_of(needed_[static_cast<std::size_t>(w)][static_cast<std::size_t>(move.exchange)],
+                               [&](const Holder& other) {
+                                 return walk(other.walk).started({other.exchange, step, move.micro_batch});
+                               });
   }
 
   // Who must take part in an exchange of a walk, and whether they do.
@@ -144,6 +145,8 @@ class Job {
     if (theirs.codec != mine.codec)
       walk(w).breach("'" + mine.name + "' has the codec '" + mine.codec + "', and '" + theirs.codec +
                      "' on rank " + std::to_string(rank));
+    if (theirs.each_micro_batch != mine.each_micro_batch)
+      walk(w).breach("'" + mine.name + "' is not of each micro-batch on rank " + std::to_string(rank));
     if (theirs.traffic != mine.traffic)
       walk(w).breach("'" + mine.name + "' is of another class on rank " + std::to_string(rank));
   }

@@ -80,28 +80,74 @@ void LinkModel::push(Tick at, Kind kind, std::uint32_t subject) {
 
 void LinkModel::release(std::uint32_t transfer) { unused_.push_back(transfer); }
 
-void LinkModel::append(SendPort& port, std::uint32_t transfer) {
+void LinkModel::append(Flow& flow, std::uint32_t transfer) {
   transfers_[transfer].next = kNone;
-  (port.first == kNone ? port.first : transfers_[port.last].next) = transfer;
-  port.last = transfer;
+  (flow.first == kNone ? flow.first : transfers_[flow.last].next) = transfer;
+  flow.last = transfer;
 }
 
+// At the end of its operation's transfers; an operation that has none here comes behind the others.
+void LinkModel::enter(SendPort& port, std::uint32_t transfer, std::uint64_t operation) {
+  for (std::uint32_t id = operation == 0 ? kNone : port.first; id != kNone; id = flows_[id].next) {
+    if (flows_[id].operation == operation) return append(flows_[id], transfer);
+  }
+  std::uint32_t id = static_cast<std::uint32_t>(flows_.size());
+  if (unused_flows_.empty()) {
+    flows_.emplace_back();
+  } else {
+    id = unused_flows_.back();
+    unused_flows_.pop_back();
+  }
+  flows_[id] = {.operation = operation};
+  append(flows_[id], transfer);
+  (port.first == kNone ? port.first : flows_[port.last].next) = id;
+  port.last = id;
+}
+
+// The flow whose turn it is lets go of the transfer whose turn it is.
 std::uint32_t LinkModel::take_first(SendPort& port) {
-  const std::uint32_t transfer = port.first;
-  port.first = transfers_[transfer].next;
+  Flow& flow = flows_[port.first];
+  const std::uint32_t transfer = flow.first;
+  flow.first = transfers_[transfer].next;
   return transfer;
 }
 
+// Of the first flow; one that has nothing left leaves the port.
+void LinkModel::end_turn(SendPort& port, bool goes_on) {
+  const std::uint32_t id = port.first;
+  if (flows_[id].first == kNone) {
+    port.first = flows_[id].next;
+    unused_flows_.push_back(id);
+  } else if (goes_on && flows_[id].next != kNone) {
+    port.first = std::exchange(flows_[id].next, kNone);
+    flows_[port.last].next = id;
+    port.last = id;
+  }
+}
+
 // Whoever is next and may begin comes first; those that wait keep their places. False if nobody may.
-bool LinkModel::bring_forward(SendPort& port, Tick at) {
+bool LinkModel::bring_forward(Flow& flow, Tick at) {
   std::uint32_t before = kNone;
-  for (std::uint32_t id = port.first; id != kNone; before = id, id = transfers_[id].next) {
+  for (std::uint32_t id = flow.first; id != kNone; before = id, id = transfers_[id].next) {
     Transfer& x = transfers_[id];
     if (x.cancelled || (!x.begun() && x.begins > at)) continue;
     if (before == kNone) return true;
     transfers_[before].next = x.next;
+    if (flow.last == id) flow.last = before;
+    x.next = std::exchange(flow.first, id);
+    return true;
+  }
+  return false;
+}
+
+bool LinkModel::bring_forward(SendPort& port, Tick at) {
+  std::uint32_t before = kNone;
+  for (std::uint32_t id = port.first; id != kNone; before = id, id = flows_[id].next) {
+    if (!bring_forward(flows_[id], at)) continue;
+    if (before == kNone) return true;
+    flows_[before].next = flows_[id].next;
     if (port.last == id) port.last = before;
-    x.next = std::exchange(port.first, id);
+    flows_[id].next = std::exchange(port.first, id);
     return true;
   }
   return false;
@@ -117,11 +163,13 @@ void LinkModel::give_way(int rank, Time until, Time now, FunctionRef<bool(std::u
   const Tick begins = to_ticks(until), at = to_ticks(now);
   const auto look_at = [&](std::uint32_t port) {
     bool later = false;
-    for (std::uint32_t id = send_ports_[port].first; id != kNone; id = transfers_[id].next) {
-      Transfer& x = transfers_[id];
-      if (x.from != rank || x.begun() || x.cancelled) continue;
-      x.begins = waits(id) ? begins : 0;
-      later |= x.begins > at;
+    for (std::uint32_t flow = send_ports_[port].first; flow != kNone; flow = flows_[flow].next) {
+      for (std::uint32_t id = flows_[flow].first; id != kNone; id = transfers_[id].next) {
+        Transfer& x = transfers_[id];
+        if (x.from != rank || x.begun() || x.cancelled) continue;
+        x.begins = waits(id) ? begins : 0;
+        later |= x.begins > at;
+      }
     }
     if (later && until != kNever) push(begins, Kind::may_begin, port);
     serve_if_idle(port, at);
@@ -130,7 +178,8 @@ void LinkModel::give_way(int rank, Time until, Time now, FunctionRef<bool(std::u
   look_at(scale_up_ports_ + static_cast<std::uint32_t>(node_of(options_, rank)));
 }
 
-std::uint32_t LinkModel::add(int from, int to, std::uint64_t payload_bytes, Time at, Time begins) {
+std::uint32_t LinkModel::add(int from, int to, std::uint64_t payload_bytes, Time at, Time begins,
+                             std::uint64_t operation) {
   std::uint32_t id;
   if (unused_.empty()) {
     id = static_cast<std::uint32_t>(transfers_.size());
@@ -160,7 +209,7 @@ std::uint32_t LinkModel::add(int from, int to, std::uint64_t payload_bytes, Time
   x.quantum = static_cast<double>(options_.quantum_bytes);
   if (options_.max_quanta > 0) x.quantum = std::max(x.quantum, x.bytes / options_.max_quanta);
   if (network_of(x.send_port).ticks_per_byte == 0) x.quantum = x.bytes;
-  append(send_ports_[x.send_port], id);
+  enter(send_ports_[x.send_port], id, operation);
   if (x.begins > ready && begins != kNever) push(x.begins, Kind::may_begin, x.send_port);
   serve_if_idle(x.send_port, ready);
   return id;
@@ -171,11 +220,15 @@ void LinkModel::cancel(std::uint32_t transfer) { transfers_[transfer].cancelled 
 // The port begins its next quantum, or goes idle.
 void LinkModel::serve(std::uint32_t port_index, Tick at) {
   SendPort& port = send_ports_[port_index];
-  while (port.first != kNone && transfers_[port.first].cancelled) release(take_first(port));
+  while (port.first != kNone && transfers_[first_of(port)].cancelled) {
+    release(take_first(port));
+    end_turn(port, /*goes_on=*/false);
+  }
   port.busy = bring_forward(port, at);
   port.free_at = at;
   if (!port.busy) return;
-  Transfer& x = transfers_[port.first];
+  const std::uint32_t first = first_of(port);
+  Transfer& x = transfers_[first];
   if (!x.paid && overhead_ > 0) {
     x.paid = port.overhead = true;
     port.free_at = at + overhead_;
@@ -183,7 +236,10 @@ void LinkModel::serve(std::uint32_t port_index, Tick at) {
     return;
   }
   const Network& network = network_of(port_index);
-  const double end = x.moved + x.quantum >= x.bytes ? x.bytes : x.moved + x.quantum;
+  const bool alone = flows_[port.first].next == kNone;  // else turns are of equal length
+  const double quantum =
+      alone || network.ticks_per_byte == 0 ? x.quantum : static_cast<double>(options_.quantum_bytes);
+  const double end = x.moved + quantum >= x.bytes ? x.bytes : x.moved + quantum;
   const Tick duration = ticks(network, x.moved, end);
   x.moved = end;
   port.free_at = at + duration;
@@ -194,7 +250,7 @@ void LinkModel::serve(std::uint32_t port_index, Tick at) {
   receive_free = std::max(at + network.latency, receive_free) + duration;
   if (end == x.bytes) {
     x.arrives = receive_free;
-    push(x.arrives, Kind::arrived, port.first);
+    push(x.arrives, Kind::arrived, first);
   }
 }
 
@@ -203,10 +259,13 @@ void LinkModel::port_free(std::uint32_t port_index, Tick at, Notify notify) {
   std::uint32_t sent = kNone;
   if (port.overhead) {
     port.overhead = false;
-  } else if (const std::uint32_t first = take_first(port); transfers_[first].arrives < 0) {
-    append(port, first);
-  } else if (!transfers_[first].cancelled) {
-    sent = first;
+  } else {
+    const std::uint32_t first = take_first(port);
+    if (transfers_[first].arrives < 0)
+      append(flows_[port.first], first);
+    else if (!transfers_[first].cancelled)
+      sent = first;
+    end_turn(port, /*goes_on=*/true);
   }
   serve(port_index, at);
   if (sent != kNone) notify(sent, LinkNotice::sent, to_time(at));

@@ -5,8 +5,10 @@
 //              nodes, the ranks of a node (contiguous runs, as even as can be) share one scale-out send port
 //              and one scale-out receive port, and each rank has a scale-up send and receive port for
 //              traffic inside its node. The two networks do not disturb each other.
-// Sharing      The transfers in flight on a send port take turns, one quantum each. Overhead occupies the
-//              send port before the first quantum of a message.
+// Sharing      The operations in flight on a send port take turns, one quantum each, and in a turn of its own
+//              the transfers of an operation do: one that has many peers at once gets no more of the port
+//              than one that has one. Transfers that name no operation are operations of their own. Overhead
+//              occupies the send port before the first quantum of a message.
 // Cut-through  The head of a quantum reaches the receive port one latency after it left; that port serves
 //              quanta in order of arrival, each for q/B, so a lone message takes overhead + latency +
 //              bytes/B. Between the ports is a switch with room for everything: a busy receive port delays
@@ -47,7 +49,8 @@ struct LinkOptions {
   double byte_scale = 1;
   double frame_bytes = 0;  // that a message adds to its payload
   std::uint64_t quantum_bytes = 65536;
-  int max_quanta = 0;  // a long transfer takes larger quanta instead of more than these; 0: it does not
+  int max_quanta = 0;  // a long transfer that is alone on its port takes larger quanta instead of more than
+                       // these; 0: it does not
 };
 
 enum class LinkNotice : std::uint8_t { sent, arrived };
@@ -68,8 +71,10 @@ class LinkModel {
 
   // A transfer of `payload_bytes` that is ready at `at` and begins at `begins` or later. The number that is
   // returned is free for reuse after its `arrived`. `at` may lie before events that have happened: the
-  // transfer then starts as if it had been known, as far as its ports were idle.
-  std::uint32_t add(int from, int to, std::uint64_t payload_bytes, Time at, Time begins = Time{0});
+  // transfer then starts as if it had been known, as far as its ports were idle. `operation`: the same for all
+  // ranks' transfers of one; 0: it is one of its own.
+  std::uint32_t add(int from, int to, std::uint64_t payload_bytes, Time at, Time begins = Time{0},
+                    std::uint64_t operation = 0);
   // Of this rank's transfers that have not begun, those for which `waits` holds begin at `until` or later,
   // the others may begin now. `waits` may not call this object.
   void give_way(int rank, Time until, Time now, FunctionRef<bool(std::uint32_t transfer)> waits);
@@ -100,16 +105,22 @@ class LinkModel {
     double bytes = 0, moved = 0, quantum = 0;
     Tick arrives = -1;  // known when the last quantum has begun
     std::uint32_t send_port = 0, receive_port = 0;
-    std::uint32_t next = kNone;  // on its send port
+    std::uint32_t next = kNone;  // of its operation, on its send port
     int from = 0;
     Tick begins = 0;    // not before
     bool paid = false;  // the overhead
     bool cancelled = false;
     bool begun() const { return paid || moved > 0 || arrives >= 0; }
   };
-  struct SendPort {
-    Tick free_at = 0;  // end of what it does, or since when it is idle
+  // The transfers of an operation that are on a send port, in the order of their turns.
+  struct Flow {
+    std::uint64_t operation = 0;
     std::uint32_t first = kNone, last = kNone;
+    std::uint32_t next = kNone;  // on its send port
+  };
+  struct SendPort {
+    Tick free_at = 0;                           // end of what it does, or since when it is idle
+    std::uint32_t first = kNone, last = kNone;  // flows, none of them empty, in the order of their turns
     bool busy = false;
     bool overhead = false;  // is being paid, for the first
   };
@@ -130,8 +141,12 @@ class LinkModel {
   Tick ticks(const Network& network, double from, double to) const;
   void push(Tick at, Kind kind, std::uint32_t subject);
   void release(std::uint32_t transfer);
-  void append(SendPort& port, std::uint32_t transfer);
+  void enter(SendPort& port, std::uint32_t transfer, std::uint64_t operation);
+  void append(Flow& flow, std::uint32_t transfer);
+  std::uint32_t first_of(const SendPort& port) const { return flows_[port.first].first; }
   std::uint32_t take_first(SendPort& port);
+  void end_turn(SendPort& port, bool goes_on);
+  bool bring_forward(Flow& flow, Tick at);
   bool bring_forward(SendPort& port, Tick at);
   void serve_if_idle(std::uint32_t port, Tick at);
   void serve(std::uint32_t port, Tick at);
@@ -146,6 +161,8 @@ class LinkModel {
   std::vector<Tick> receive_free_;
   std::vector<Transfer> transfers_;
   std::vector<std::uint32_t> unused_;
+  std::vector<Flow> flows_;
+  std::vector<std::uint32_t> unused_flows_;
   std::vector<Event> heap_;
   std::uint64_t sequence_ = 0;
 };

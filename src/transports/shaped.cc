@@ -29,8 +29,8 @@ void ShapedNetwork::advance(Time now) {
 Time ShapedNetwork::add(int from, Held& held, Time at, Time now, Time begins) {
   const Lock lock(mutex_);
   advance(now);
-  held.transfer =
-      model_.add(from, held.record->peer, held.record->payload.size(), model_time(at), model_time(begins));
+  held.transfer = model_.add(from, held.record->peer, held.record->payload.size(), model_time(at),
+                             model_time(begins), operation_of(held.record->id));
   if (held.transfer >= in_flight_.size()) in_flight_.resize(held.transfer + 1);
   in_flight_[held.transfer] = {from, &held};
   const Time prediction = model_.earliest_arrival(held.transfer);

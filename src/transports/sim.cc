@@ -51,7 +51,8 @@ void SimWorld::State::start(SimMessage& m) {
   m.started = m.on_link = true;
   const Time until = rank_at(m.key.source).gives_way_until_;
   const bool waits = clock.time < until && m.send != nullptr && gives_way(*m.send);
-  m.transfer = link.add(m.key.source, m.to, m.bytes, clock.time, waits ? until : Time{0});
+  m.transfer =
+      link.add(m.key.source, m.to, m.bytes, clock.time, waits ? until : Time{0}, operation_of(m.key.id));
   if (m.transfer >= in_flight.size()) in_flight.resize(m.transfer + 1);
   in_flight[m.transfer] = &m;
   ++statistics.messages;

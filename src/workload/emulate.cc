@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/thread_time.h"
+#include "experts/policies.h"
 #include "transports/endpoint.h"
 #include "workload/step_parts.h"
 
@@ -49,8 +50,10 @@ class EmulatedRank final : public Driver {
         options_(options),
         figures_(agree_on_figures(world, options.planned_link)),
         windows_(windows_of(outline, options)),
-        backward_(backward_of(outline_)),
-        job_(world.engine(), world.comm(), shape_of(outline), job_options(options)),
+        times_(timetable_of(outline_, expert_layout(options.experts, world.rank()))),
+        job_(world.engine(), world.comm(), shape_of(outline, expert_layout(options.experts, world.rank())),
+             job_options(options, outline, world.rank())),
+        experts_(outline, options, job_),
         walker_(*this, job_.all()) {}
 
   EmulatedSteps run() {
@@ -72,22 +75,26 @@ class EmulatedRank final : public Driver {
   }
 
   Task<void> compute(Piece piece) override {
-    const OutlineBlock& block = outline_.blocks[static_cast<std::size_t>(piece.block)];
+    const PartTimes& part =
+        times_[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
+    const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
     switch (piece.work) {
       case Work::update:
-        pass(block.update_seconds);
+        pass(outline_.blocks[static_cast<std::size_t>(piece.block)].update_seconds);
         break;
       case Work::forward:
-        pass(block.forward_seconds);
+        pass(part.forward_seconds + rows * part.row_forward_seconds);
         if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size() && in_last_micro_batch(piece))
           batch_known(step_ + 1);
         break;
       case Work::backward:
-        in_last_micro_batch(piece) ? backward(piece.block) : pass(block.backward_seconds);
+        pass(rows * part.row_backward_seconds);
+        in_last_micro_batch(piece) ? backward(part) : pass(part.backward_seconds);
         break;
     }
     co_return;
   }
+  Dense tensor(const TensorName& name) override { return experts_.tensor(name); }
   Task<void> wait(Ticket ticket) override {
     const bool late = !ticket.done();  // else the clock need not move
     const Clock::time_point start = Clock::now();
@@ -101,7 +108,7 @@ class EmulatedRank final : public Driver {
  private:
   void one_step(std::int64_t step);
   void settle();
-  void backward(int block);
+  void backward(const PartTimes& part);
   void batch_known(std::int64_t step) {
     const GradientWindows::Asked asked = windows_->asked(world_.rank(), step);
     job_.all().batch_known({.tokens = outline_.tokens_per_rank, .lookups = asked.lookups});
@@ -117,8 +124,9 @@ class EmulatedRank final : public Driver {
   const EmulationOptions& options_;
   const Figures figures_;
   const std::shared_ptr<const GradientWindows> windows_;
-  const std::vector<BlockBackward> backward_;
+  const Timetable times_;
   JobStrategies job_;
+  DrawnExperts experts_;
   Walker walker_;
   StepAccount account_;
   StepAccount::Step current_;
@@ -154,6 +162,7 @@ void EmulatedRank::one_step(std::int64_t step) {
   Strategies& all = job_.all();
   all.number_step(step);
   if (!all.under_way()) batch_known(step);
+  experts_.begin(step);
   pass(outline_.other_seconds);
   walker_.walk(all.next_table(options_.micro_batches));
   take_result();
@@ -163,21 +172,17 @@ void EmulatedRank::one_step(std::int64_t step) {
   account_.ended(current_, all.times());
 }
 
-void EmulatedRank::backward(int block) {
-  const BlockBackward& times = backward_[static_cast<std::size_t>(block)];
-  for (const ReadyGradient& gradient : times.gradients) {
+void EmulatedRank::backward(const PartTimes& part) {
+  for (const ReadyGradient& gradient : part.gradients) {
     pass(gradient.seconds);
     const Clock::time_point start = Clock::now();
-    const HybridTable* const table = job_.place(gradient.tensor).table;
-    job_.all().gradient_ready(gradient.tensor,
-                              table == nullptr
-                                  ? windows_->of(world_.rank(), step_, gradient.tensor)
-                                  : windows_->of(world_.rank(), step_, gradient.tensor, table->num_rows()));
+    job_.all().gradient_ready(
+        gradient.tensor, windows_->of(world_.rank(), step_, gradient.tensor, job_.place(gradient.tensor)));
     const Clock::duration took = Clock::now() - start;
     current_.handed_over += std::chrono::duration<double>(took).count();
     computed_until_ += took;
   }
-  pass(times.rest_seconds);
+  pass(part.rest_seconds);
 }
 
 // Of the step before, in the middle of this one.
@@ -199,6 +204,12 @@ EmulatedSteps emulate_rank(World& world, const Outline& outline, const Emulation
   check(outline);
   check(options);
   return EmulatedRank(world, outline, options).run();
+}
+
+Config with_policy(Config config, const ExpertOptions& experts) {
+  constexpr std::size_t kWhole = std::size_t{1} << 30;
+  if (find_expert_policy(experts.policy).whole) config.micro_op_bytes = kWhole;
+  return config;
 }
 
 int pool_workers(const Config& config, int ranks) {

@@ -17,6 +17,8 @@
 // of networks were found to be (Chmiel et al., "Neural gradients are near-lognormal", ICLR 2021). All tensors
 // have the same scale.
 //
+// Experts: rows travel as they do in training (workload/drawn_experts.h), and a slice takes as long as its rows.
+//
 // Tables: the ids of (rank, step) are drawn as the outline says (workload/table_draws.h); rows, their
 // gradients and their updates are real.
 //
@@ -34,6 +36,7 @@
 #include "data_parallel/data_parallel.h"
 #include "weft/config.h"
 #include "weft/kernel_costs.h"
+#include "weft/train/expert_options.h"
 #include "weft/train/optimizer_options.h"
 #include "weft/train/tables_options.h"
 #include "weft/world.h"
@@ -48,6 +51,7 @@ struct EmulationOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
+  ExpertOptions experts;                                  // layout: slices, ranks; the rest is the outline's
   OptimizerOptions optimizer = default_options("adamw");  // of the rows of tables
   std::int64_t steps = 15;                                // that are measured
   std::int64_t warmup = 3;                                // before them
@@ -83,6 +87,10 @@ struct EmulatedSteps {
 };
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps
+
+// As a policy of experts has messages cut (experts/policies.h); whether its engines have priorities, it says
+// itself.
+Config with_policy(Config config, const ExpertOptions& experts);
 
 // For the ranks of a process together.
 std::shared_ptr<const GradientWindows> windows_of(const Outline& outline, const EmulationOptions& options);

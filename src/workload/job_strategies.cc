@@ -6,7 +6,9 @@
 #include "data_parallel/formula.h"
 #include "data_parallel/schemes.h"
 #include "embedding/ways.h"
+#include "experts/policies.h"
 #include "weft/error.h"
+#include "world/mesh.h"
 
 namespace weft {
 
@@ -24,6 +26,7 @@ struct Parted {
     std::vector<int> parameters;
   };
   std::vector<int> scheme;
+  std::vector<int> experts;
   std::vector<Tables> apart;  // from it: those of a way together, in the order of the first of them
 };
 Parted parted(const ModelShape& shape, const TablesOptions& options) {
@@ -35,6 +38,10 @@ Parted parted(const ModelShape& shape, const TablesOptions& options) {
     // A table that is a matrix elsewhere gets a gradient for every row: dense, where tables are apart.
     const bool tied = parameter.tied && some_apart;
     const TableWay& way = tied ? find_table_way("dense") : ways.of(parameter.name);
+    if (parameter.of_experts > 0) {
+      out.experts.push_back(static_cast<int>(p));
+      continue;
+    }
     if ((!parameter.table && !tied) || way.kind == TableWay::Kind::scheme) {
       out.scheme.push_back(static_cast<int>(p));
       continue;
@@ -82,6 +89,7 @@ std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<i
                    .count = shape.count(),
                    .use = model.block_of(p),
                    .rows = shape.rows(),
+                   .shard = shape.of_experts > 0 ? shard_of(shape) : Shard{},
                    .tied = shape.tied});
   }
   return out;
@@ -89,18 +97,25 @@ std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<i
 
 }  // namespace
 
+Shard shard_of(const ParameterShape& p) {
+  if (p.of_experts == 0) return Shard::whole(p.dims);
+  return Shard::range(p.whole_dims(), 0, p.first, p.dims.front());
+}
+
 std::vector<ParameterInfo> under_scheme(const ModelShape& shape, const TablesOptions& options) {
   return infos_of(shape, parted(shape, options).scheme);
 }
 
-std::int64_t elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks) {
+RankElements elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks) {
   const TableWays ways(options.way);
-  std::int64_t sum = 0;
+  RankElements out;
   for (const ParameterShape& p : shape.parameters) {
-    const int holders = p.table ? holders_of(ways.of(p.name), options, ranks) : 1;
-    sum += (p.count() + holders - 1) / holders;
+    const TableWay& way = ways.of(p.name);
+    const int holders = p.table ? holders_of(way, options, ranks) : 1;
+    const bool held = p.table && way.kind == TableWay::Kind::hybrid;
+    (held ? out.held : out.dense) += (p.count() + holders - 1) / holders;
   }
-  return sum;
+  return out;
 }
 
 std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& options) {
@@ -122,7 +137,8 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   if (parts.scheme.empty()) throw UsageError("the model has nothing but tables");
   DataParallelOptions parallel = options.parallel;
   parallel.dtype = options.dtype;
-  parallel_ = &add_parallel(engine, parts.scheme, parallel);
+  parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;
+  parallel_ = &add_parallel(engine, world, parts.scheme, parallel);
   for (const Parted::Tables& tables : parts.apart) {
     const TableWay& way = *tables.way;
     if (way.kind == TableWay::Kind::hybrid) {
@@ -132,17 +148,18 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
     parallel.name = numbered("tables", dense_tables_.size());
     parallel.scheme.name = lossless_scheme().name;
     parallel.scheme.all_reduce = way.all_reduce;
-    dense_tables_.push_back(&add_parallel(engine, tables.parameters, parallel));
+    dense_tables_.push_back(&add_parallel(engine, world, tables.parameters, parallel));
   }
+  if (!shape.experts.empty()) add_experts(engine, parts.experts, options);
   all_->install();
 }
 
-DataParallel& JobStrategies::add_parallel(Engine& engine, const std::vector<int>& parameters,
-                                          DataParallelOptions options) {
-  options.divisor = 0;
-  options.first_slot = all_->next_slot(all_->world());
+DataParallel& JobStrategies::add_parallel(Engine& engine, const Comm& group,
+                                          const std::vector<int>& parameters, DataParallelOptions options) {
+  options.divisor = all_->world().size();
+  options.first_slot = all_->next_slot(group);
   DataParallel& out = all_->add(std::make_unique<DataParallel>(
-      engine, all_->world(), infos_of(all_->shape(), parameters), options, &all_->state()));
+      engine, group, infos_of(all_->shape(), parameters), options, &all_->state()));
   for (std::size_t i = 0; i < parameters.size(); ++i)
     places_[static_cast<std::size_t>(parameters[i])] = {&out, nullptr, static_cast<int>(i)};
   return out;
@@ -175,9 +192,54 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
   }
 }
 
+void JobStrategies::add_experts(Engine& engine, const std::vector<int>& parameters,
+                                const JobOptions& options) {
+  const Comm& world = all_->world();
+  const ExpertOptions& o = options.experts;
+  if (world.size() % o.ranks != 0)
+    throw UsageError("experts on " + std::to_string(o.ranks) + " ranks: " + std::to_string(world.size()) +
+                     " ranks are no whole number of such groups");
+  const Mesh mesh{.dp = world.size(), .ep = o.ranks};
+  if (mesh.coordinates(world.rank()).ep != o.rank)
+    throw UsageError("rank " + std::to_string(world.rank()) + " has the experts of place " +
+                     std::to_string(mesh.coordinates(world.rank()).ep) + " of " + std::to_string(o.ranks) +
+                     ", and its model those of " + std::to_string(o.rank));
+  const std::vector<ExpertShape>& layers = all_->shape().experts;
+  DataParallelOptions parallel = options.parallel;
+  parallel.name = "expert_parallel";
+  parallel.one_at_a_time = find_expert_policy(o.policy).whole;
+  parallel.dtype = options.dtype;
+  parallel.scheme.teams = 0;  // as many as its ranks allow
+  const Comm replicas = axis_group(world, mesh, Axis::expert_dp);
+  if (replicas.size() == 1)
+    parallel.scheme.name = lossless_scheme().name;  // nothing is sent: nothing is left behind
+  expert_parallel_ = &add_parallel(engine, replicas, parameters, parallel);
+  ExpertsOptions exchange;
+  exchange.route = {
+      .experts = o.count, .choices = o.choices, .capacity_factor = o.capacity_factor, .slices = o.slices};
+  exchange.dtype = options.dtype;
+  const ExpertPolicy& policy = find_expert_policy(o.policy);
+  exchange.holds = policy.announces;
+  exchange.defers = policy.defers;
+  exchange.whole = policy.whole;
+  const Comm group = axis_group(world, mesh, Axis::ep);
+  exchange.first_slot = all_->next_slot(group);
+  experts_ = &all_->add(std::make_unique<Experts>(engine, group, layers, exchange));
+  router_ = &all_->add(std::make_unique<RouterSums>(
+      engine, world, layers, RouterSums::Options{.experts = o, .first_slot = all_->next_slot(world)}));
+}
+
+Peers JobStrategies::holders(const ParameterShape& parameter) const {
+  if (parameter.of_experts == 0 || expert_parallel_ == nullptr)
+    return {all_->world().rank(), all_->world().size()};
+  const Comm& group = expert_parallel_->group();
+  return {group.rank(), group.size(), group.group_id()};
+}
+
 std::vector<std::string> JobStrategies::owners() const {
   std::vector<std::string> out{std::string(parallel_->name())};
   for (const DataParallel* tables : dense_tables_) out.emplace_back(tables->name());
+  if (expert_parallel_ != nullptr) out.emplace_back(expert_parallel_->name());
   return out;
 }
 
@@ -205,6 +267,8 @@ void JobStrategies::add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& 
 std::uint64_t JobStrategies::take_sent_bytes() {
   std::uint64_t out = parallel_->sent_bytes();
   for (const DataParallel* tables : dense_tables_) out += tables->sent_bytes();
+  if (expert_parallel_ != nullptr) out += expert_parallel_->sent_bytes();
+  if (experts_ != nullptr) out += experts_->step_bytes();
   std::uint64_t sent = 0;
   for (const HybridEmbedding* tables : hybrids_) sent += tables->sent_bytes();
   out += sent - sent_before_;
@@ -217,6 +281,9 @@ std::int64_t JobStrategies::formula_bytes(const LinkCost& link, std::size_t micr
   std::int64_t out = weft::formula_bytes(*parallel_, size, link, micro_op_bytes);
   for (const DataParallel* tables : dense_tables_)
     out += weft::formula_bytes(*tables, size, link, micro_op_bytes);
+  if (expert_parallel_ != nullptr)
+    out += weft::formula_bytes(*expert_parallel_, expert_parallel_->group().size(), link, micro_op_bytes) +
+           experts_->formula_bytes();
   for (const HybridEmbedding* tables : hybrids_) out += tables->formula_bytes(link);
   return out;
 }
@@ -228,6 +295,7 @@ double JobStrategies::computed_seconds() const {
   };
   add(*parallel_);
   for (const DataParallel* tables : dense_tables_) add(*tables);
+  if (expert_parallel_ != nullptr) add(*expert_parallel_);
   return sum;
 }
 

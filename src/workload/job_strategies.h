@@ -1,7 +1,8 @@
 // The strategies of a job along the data-parallel axis, whoever drives it: data parallelism for what is
-// dense, and for each table its way (embedding/ways.h).
+// dense, for each table its way (embedding/ways.h), and for experts their exchange (experts/).
 //
-// Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's.
+// Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's. Experts
+// are summed over the ranks that have the same ones, and divided by the number of all ranks.
 //
 // Thread: one at a time, that of the driver.
 #pragma once
@@ -14,7 +15,10 @@
 
 #include "data_parallel/data_parallel.h"
 #include "embedding/hybrid.h"
+#include "experts/experts.h"
+#include "experts/router.h"
 #include "step/strategies.h"
+#include "weft/train/expert_options.h"
 #include "weft/train/tables_options.h"
 
 namespace weft {
@@ -24,6 +28,7 @@ struct TableWay;
 struct JobOptions {
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
+  ExpertOptions experts;       // where the shape has some
   OptimizerOptions optimizer;  // of the rows of tables that a hybrid embedding has
   DType dtype = DType::float32;
   StepOptions step;
@@ -32,8 +37,16 @@ struct JobOptions {
 // Tables among the parameters that a hybrid embedding has under these options.
 std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& options);
 
-// Elements of all parameters that a rank has: of tables that are cut, its part.
-std::int64_t elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks);
+// Elements of all parameters that a rank has: of tables that are cut, its part. Rows of tables that a hybrid
+// embedding has are there with their moments, and nothing else: no gradient, no bucket.
+struct RankElements {
+  std::int64_t dense = 0, held = 0;
+  std::int64_t all() const { return dense + held; }
+};
+RankElements elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks);
+
+// The part of a parameter that a rank has.
+Shard shard_of(const ParameterShape& parameter);
 
 // Parameters that data parallelism has under the scheme of the run.
 std::vector<ParameterInfo> under_scheme(const ModelShape& shape, const TablesOptions& options);
@@ -59,6 +72,11 @@ class JobStrategies {
   };
   const Place& place(int parameter) const { return places_[static_cast<std::size_t>(parameter)]; }
   const std::vector<HybridEmbedding*>& hybrids() const { return hybrids_; }  // one for each way
+  // Null where the model has none.
+  Experts* experts() const { return experts_; }
+  RouterSums* router() const { return router_; }
+  // Which ranks hold the same part of a parameter as this one.
+  Peers holders(const ParameterShape& parameter) const;
 
   // Owners of state in the registry, beside the model and its optimizer.
   std::vector<std::string> owners() const;
@@ -78,7 +96,9 @@ class JobStrategies {
   double computed_seconds() const;
 
  private:
-  DataParallel& add_parallel(Engine& engine, const std::vector<int>& parameters, DataParallelOptions options);
+  DataParallel& add_parallel(Engine& engine, const Comm& group, const std::vector<int>& parameters,
+                             DataParallelOptions options);
+  void add_experts(Engine& engine, const std::vector<int>& parameters, const JobOptions& options);
   void add_hybrid(Engine& engine, const TableWay& way, const std::vector<int>& parameters,
                   const JobOptions& options);
 
@@ -86,8 +106,11 @@ class JobStrategies {
   DataParallel* parallel_ = nullptr;
   std::vector<DataParallel*> dense_tables_;  // one for each way
   std::vector<HybridEmbedding*> hybrids_;
-  std::vector<Place> places_;  // of each parameter
-  std::uint64_t sent_before_ = 0;
+  Experts* experts_ = nullptr;
+  RouterSums* router_ = nullptr;
+  DataParallel* expert_parallel_ = nullptr;
+  std::vector<Place> places_;      // of each parameter
+  std::uint64_t sent_before_ = 0;  // by tables
 };
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include "base/names.h"
 #include "data/batches.h"
+#include "experts/policies.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -17,6 +18,18 @@ const std::vector<Preset>& presets() {
   static const std::vector<Preset> table = {
       {"gpt", "default", {}},
       {"gpt", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2}},
+      {"gpt-moe", "default", {.width = 256, .layers = 6, .heads = 4}},
+      {"gpt-moe",
+       "tiny",
+       {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2, .experts = {.count = 4}}},
+      {"gpt-moe",
+       "paper",
+       {.vocabulary = 32'000,
+        .context = 512,
+        .width = 512,
+        .layers = 24,
+        .heads = 8,
+        .experts = {.count = 16, .every = 1}}},
       {"lm", "default", {.layers = 2}},
       {"lm", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2}},
       {"lm",
@@ -65,6 +78,35 @@ ModelOptions model_options(std::string_view model, std::string_view preset) {
   throw UsageError(unknown_name("preset of a model", preset, known));
 }
 
+namespace {
+
+void check_experts(const std::string& model, const ExpertOptions& o) {
+  const auto require = [&](bool holds, const std::string& what) {
+    if (!holds) throw UsageError("model " + model + ": " + what);
+  };
+  const auto got = [](auto value) { return ", not " + std::to_string(value); };
+  require(o.count >= 1 && o.count <= 1 << 16, "experts must be 1 to 2^16" + got(o.count));
+  require(o.choices >= 1 && o.choices <= 2, "expert-choices must be 1 or 2" + got(o.choices));
+  require(o.choices <= o.count, "a token cannot choose " + std::to_string(o.choices) + " of " +
+                                    std::to_string(o.count) + " experts");
+  require(o.capacity_factor >= 0 && o.capacity_factor <= 1e6,
+          "expert-capacity must be positive, or 0 where no token is dropped" + got(o.capacity_factor));
+  require(o.every >= 1, "experts-every must be at least 1" + got(o.every));
+  require(o.shared >= 0 && o.shared <= 1024, "shared-experts must be 0 to 1024" + got(o.shared));
+  require(o.balance_loss >= 0 && o.balance_loss <= 1e6 && o.z_loss >= 0 && o.z_loss <= 1e6,
+          "balance-loss and z-loss must be 0 or more");
+  require(o.jitter >= 0 && o.jitter < 1, "gate-jitter must be in [0, 1)" + got(o.jitter));
+  require(o.slices >= 1 && o.slices <= 1024, "expert-slices must be 1 to 1024" + got(o.slices));
+  require(find_expert_policy(o.policy).slices || o.slices == 1,
+          "policy " + o.policy + " has tokens in one slice, expert-slices 1" + got(o.slices));
+  require(o.ranks >= 1 && o.count % o.ranks == 0, std::to_string(o.count) + " experts cannot be dealt to " +
+                                                      std::to_string(o.ranks) + " ranks, as many to each");
+  require(o.rank >= 0 && o.rank < o.ranks,
+          "rank " + std::to_string(o.rank) + " is none of those that have experts");
+}
+
+}  // namespace
+
 void check_model(std::string_view model, const ModelOptions& o) {
   model_options(model);  // the name
   const auto require = [&](bool holds, const std::string& what) {
@@ -87,7 +129,11 @@ void check_model(std::string_view model, const ModelOptions& o) {
   if (model == "gnmt") require(o.layers >= 2, "layers must be 2 to 1000" + got(o.layers));
   if (model == "bert")
     require(o.context >= kShortestSpans, "context must be 4 to 2^20 tokens" + got(o.context));
-  if (model == "gpt" || model == "transformer" || model == "bert") {
+  if (model == "gpt-moe")
+    check_experts(std::string(model), o.experts);
+  else
+    require(o.experts.policy == ExpertOptions{}.policy, "it has no experts, and so no policy of them");
+  if (model != "lm" && model != "gnmt") {
     require(o.heads >= 1 && o.width % o.heads == 0,
             "width " + std::to_string(o.width) + " must be a multiple of heads" + got(o.heads));
   }

@@ -30,11 +30,29 @@ class Builder {
         {.name = name, .takes = std::move(takes), .gives = {name}, .flops_per_token = flops_per_token});
     last_ = name;
   }
+  void part(PartShape shape) {
+    last_ = shape.gives.back();
+    shape_.blocks.back().parts.push_back(std::move(shape));
+  }
   const std::string& last() const { return last_; }  // what the last part gives
+  int num_parts() const { return static_cast<int>(shape_.blocks.back().parts.size()); }  // of the block
+  void experts(ExpertShape layer) {
+    layer.block = shape_.num_blocks() - 1;
+    shape_.experts.push_back(std::move(layer));
+  }
   int parameter(std::string name, std::vector<std::int64_t> dims, bool table = false) {
     const int place = static_cast<int>(shape_.parameters.size());
     shape_.parameters.push_back({.name = std::move(name), .dims = std::move(dims), .table = table});
     use(place);
+    return place;
+  }
+  // Of this rank's experts.
+  int of_experts(std::string name, std::vector<std::int64_t> dims, const ExpertOptions& o) {
+    const int place = parameter(std::move(name), std::move(dims));
+    ParameterShape& added = shape_.parameters[static_cast<std::size_t>(place)];
+    added.of_experts = o.count;
+    added.dims.front() = o.count / o.ranks;
+    added.first = o.rank * added.dims.front();
     return place;
   }
   void share(int parameter, std::int64_t lookups) {
@@ -93,11 +111,55 @@ void add_mlp(Builder& b, const std::string& name, const ModelOptions& o) {
   b.affine(name + ".down", {d, 4 * d});
 }
 
-// embedding | layer 0 .. n-1, each attention and mlp | head, whose weight is the embedding's table
-ModelShape gpt_shape(const ModelOptions& o) {
+// A layer of experts behind an attention: gate, perhaps experts that all tokens share, a part for each slice,
+// merge.
+void add_experts(Builder& b, const std::string& layer, const ModelOptions& o) {
+  const ExpertOptions& e = o.experts;
   const std::int64_t d = o.width;
   const auto width = static_cast<double>(d);
-  Builder b("gpt");
+  const std::string shared = e.shared > 0 ? layer + ".shared" : "";
+  ExpertShape shape{.name = layer + ".experts",
+                    .gate = b.num_parts(),
+                    .first_slice = b.num_parts() + (e.shared > 0 ? 2 : 1),
+                    .slices = e.slices,
+                    .width = d,
+                    .experts = e.count,
+                    .choices = e.choices,
+                    .capacity_factor = e.capacity_factor};
+  std::vector<int> norm, weights;
+  for (PartShape& part : expert_parts(shape, b.last(), shared, shape.name)) {
+    const int at = b.num_parts();
+    const bool is_slice = part.of_others;
+    part.flops_per_token = at == shape.gate         ? 2 * width * e.count
+                           : is_slice               ? 16 * width * width * e.choices / e.slices
+                           : at < shape.first_slice ? 16 * width * width * e.shared
+                                                    : 0;
+    b.part(std::move(part));
+    if (at == shape.gate) {
+      norm = {b.parameter(shape.name + ".norm.weight", {d}), b.parameter(shape.name + ".norm.bias", {d})};
+      b.parameter(shape.name + ".gate.weight", {e.count, d});
+    } else if (at < shape.first_slice) {
+      for (const int used : norm) b.use(used);
+      b.affine(shared + ".up", {4 * d * e.shared, d});
+      b.affine(shared + ".down", {d, 4 * d * e.shared});
+    } else if (at == shape.first_slice) {
+      weights = {b.of_experts(shape.name + ".up.weight", {e.count, 4 * d, d}, e),
+                 b.of_experts(shape.name + ".up.bias", {e.count, 4 * d}, e),
+                 b.of_experts(shape.name + ".down.weight", {e.count, d, 4 * d}, e),
+                 b.of_experts(shape.name + ".down.bias", {e.count, d}, e)};
+    } else if (is_slice) {
+      for (const int used : weights) b.use(used);
+    }
+  }
+  b.experts(std::move(shape));
+}
+
+// embedding | layer 0 .. n-1, each attention and mlp (of gpt-moe, in every so many of them experts in its place) |
+// head, whose weight is the embedding's table
+ModelShape decoder_shape(const char* model, const ModelOptions& o, bool experts) {
+  const std::int64_t d = o.width;
+  const auto width = static_cast<double>(d);
+  Builder b(model);
   b.block("embedding");
   b.part("embedding", 0);
   const int tokens = b.parameter("embedding.token.weight", {o.vocabulary, d});
@@ -106,7 +168,10 @@ ModelShape gpt_shape(const ModelOptions& o) {
     const std::string name = "layer." + std::to_string(i);
     b.block(name);
     add_attention(b, name + ".attention", o, /*causal=*/true);
-    add_mlp(b, name + ".mlp", o);
+    if (experts && has_experts(o, i))
+      add_experts(b, name, o);
+    else
+      add_mlp(b, name + ".mlp", o);
   }
   b.block("head");
   b.part("head", 2 * width * static_cast<double>(o.vocabulary));
@@ -114,6 +179,9 @@ ModelShape gpt_shape(const ModelOptions& o) {
   b.tie(tokens);
   return b.take();
 }
+
+ModelShape gpt_shape(const ModelOptions& o) { return decoder_shape("gpt", o, false); }
+ModelShape gpt_moe_shape(const ModelOptions& o) { return decoder_shape("gpt-moe", o, true); }
 
 // embedding | lstm 0 .. n-1, each perhaps with a projection | softmax, whose bias is its table's last column
 ModelShape lm_shape(const ModelOptions& o) {
@@ -244,6 +312,7 @@ struct KnownModel {
 };
 constexpr std::array kModels{
     KnownModel{"gpt", BatchKind::tokens, gpt_shape},
+    KnownModel{"gpt-moe", BatchKind::tokens, gpt_moe_shape},
     KnownModel{"lm", BatchKind::tokens, lm_shape},
     KnownModel{"gnmt", BatchKind::pairs, gnmt_shape},
     KnownModel{"transformer", BatchKind::pairs, transformer_shape},
@@ -258,6 +327,8 @@ const KnownModel& find(std::string_view model) {
 }
 
 }  // namespace
+
+bool has_experts(const ModelOptions& o, int layer) { return (layer + 1) % o.experts.every == 0; }
 
 BatchKind batch_kind_of(std::string_view model) { return find(model).kind; }
 

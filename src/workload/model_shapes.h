@@ -16,6 +16,9 @@ inline std::int64_t lstm_output(const ModelOptions& o) {
   return o.projection > 0 ? o.projection : lstm_width(o);
 }
 
+// Of gpt-moe: whether a layer has experts.
+bool has_experts(const ModelOptions& options, int layer);
+
 // What a model is trained on. Throws UsageError with the nearest name.
 BatchKind batch_kind_of(std::string_view model);
 

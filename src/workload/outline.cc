@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
+#include "patterns/schedule.h"
 #include "weft/error.h"
 #include "workload/table_draws.h"
 
@@ -66,6 +68,30 @@ void check_tables(const Checker& c, const Outline& outline) {
   }
 }
 
+void check_experts(const Checker& c, const Outline& outline) {
+  std::set<int> blocks;
+  for (const OutlineExperts& e : outline.experts) {
+    const std::string name = "experts '" + e.name + "'";
+    c.require(e.block >= 0 && e.block + 1 < static_cast<int>(outline.blocks.size()) &&
+                  blocks.insert(e.block).second,
+              name + " must be of a block of their own that is not the last");
+    c.require(e.width >= 1 && e.experts >= 1 && e.choices >= 1 && e.choices <= e.experts &&
+                  e.capacity_factor >= 0 && e.capacity_factor <= 1e6,
+              name + ": width, experts, choices or capacity_factor cannot be");
+    for (const double seconds : {e.gate_forward_seconds, e.gate_backward_seconds, e.shared_forward_seconds,
+                                 e.shared_backward_seconds, e.row_forward_seconds, e.row_backward_seconds,
+                                 e.merge_forward_seconds, e.merge_backward_seconds})
+      c.seconds(seconds, name);
+  }
+  for (const OutlineTensor& t : outline.tensors) {
+    if (t.of == OutlineTensor::Of::block) continue;
+    const auto layer = std::ranges::find(outline.experts, t.block, &OutlineExperts::block);
+    c.require(layer != outline.experts.end(), "tensor '" + t.name + "' is of experts that are not there");
+    c.require(t.of != OutlineTensor::Of::experts || t.rows == layer->experts,
+              "tensor '" + t.name + "' must have a row for each expert");
+  }
+}
+
 }  // namespace
 
 void check(const Outline& outline, std::string_view where) {
@@ -106,7 +132,20 @@ void check(const Outline& outline, std::string_view where) {
                                                   " elements, and parameters says " +
                                                   std::to_string(outline.parameters));
   check_tables(c, outline);
+  check_experts(c, outline);
 }
+
+namespace {
+
+OutlineTensor::Of part_of(const ModelShape& shape, int parameter) {
+  if (shape.parameters[static_cast<std::size_t>(parameter)].of_experts > 0) return OutlineTensor::Of::experts;
+  const Piece first = shape.ready_after(parameter, 1);
+  const auto layer = std::ranges::find(shape.experts, first.block, &ExpertShape::block);
+  if (layer == shape.experts.end() || first.part < layer->gate) return OutlineTensor::Of::block;
+  return first.part == layer->gate ? OutlineTensor::Of::gate : OutlineTensor::Of::shared;
+}
+
+}  // namespace
 
 Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
   if (tokens_per_rank < 1) throw UsageError("a rank must have at least one token in a step");
@@ -119,6 +158,12 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
     const ParameterShape& p = shape.parameters[i];
     OutlineTensor tensor{
         .name = p.name, .length = p.count(), .rows = p.rows(), .block = shape.block_of(static_cast<int>(i))};
+    tensor.of = part_of(shape, static_cast<int>(i));
+    if (p.of_experts > 0) {
+      tensor.length = tensor.length / p.dims.front() * p.of_experts;
+      tensor.rows = p.of_experts;
+      out.parameters += tensor.length - p.count();
+    }
     if (tensor.rows > 0) tensor.columns = tensor.length / tensor.rows;
     tensor.tied = p.tied;
     if (p.table) {
@@ -130,6 +175,14 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
     }
     out.tensors.push_back(std::move(tensor));
   }
+  for (const ExpertShape& layer : shape.experts) {
+    out.experts.push_back({.name = layer.name,
+                           .block = layer.block,
+                           .width = layer.width,
+                           .experts = layer.experts,
+                           .choices = layer.choices,
+                           .capacity_factor = layer.capacity_factor});
+  }
   return out;
 }
 
@@ -139,18 +192,39 @@ Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank
   Outline out = outline_of(shape, tokens_per_rank);
   out.source = Outline::kFlops;
   out.flops_per_second = flops_per_second;
+  const auto seconds = [&](double flops_per_token) {
+    return flops_per_token * static_cast<double>(tokens_per_rank) / flops_per_second;
+  };
   for (std::size_t b = 0; b < shape.blocks.size(); ++b) {
+    const std::vector<PartShape>& parts = shape.blocks[b].parts;
+    const auto experts = std::ranges::find(shape.experts, static_cast<int>(b), &ExpertShape::block);
+    const std::size_t own =
+        experts == shape.experts.end() ? parts.size() : static_cast<std::size_t>(experts->gate);
     double flops = 0;
-    for (const PartShape& part : shape.blocks[b].parts) flops += part.flops_per_token;
-    const double forward = flops * static_cast<double>(tokens_per_rank) / flops_per_second;
-    out.blocks[b].forward_seconds = forward;
-    out.blocks[b].backward_seconds = 2 * forward;
+    for (std::size_t p = 0; p < own; ++p) flops += parts[p].flops_per_token;
+    out.blocks[b].forward_seconds = seconds(flops);
+    out.blocks[b].backward_seconds = 2 * seconds(flops);
+    if (experts == shape.experts.end()) continue;
+    OutlineExperts& layer = out.experts[static_cast<std::size_t>(experts - shape.experts.begin())];
+    const auto part = [&](int p) { return parts[static_cast<std::size_t>(p)].flops_per_token; };
+    layer.gate_forward_seconds = seconds(part(experts->gate));
+    if (experts->first_slice > experts->gate + 1)
+      layer.shared_forward_seconds = seconds(part(experts->gate + 1));
+    layer.row_forward_seconds =
+        part(experts->first_slice) * experts->slices / experts->choices / flops_per_second;
+    layer.merge_forward_seconds = seconds(part(experts->merge()));
+    layer.gate_backward_seconds = 2 * layer.gate_forward_seconds;
+    layer.shared_backward_seconds = 2 * layer.shared_forward_seconds;
+    layer.row_backward_seconds = 2 * layer.row_forward_seconds;
+    layer.merge_backward_seconds = 2 * layer.merge_forward_seconds;
   }
   check(out);
   return out;
 }
 
 void set_seconds(Outline& outline, const StepTimes& times) {
+  outline.experts.clear();
+  for (OutlineTensor& tensor : outline.tensors) tensor.of = OutlineTensor::Of::block;
   for (std::size_t b = 0; b < outline.blocks.size(); ++b) {
     outline.blocks[b].forward_seconds = times.forward[b];
     outline.blocks[b].backward_seconds = times.backward[b];
@@ -165,10 +239,69 @@ double compute_seconds(const Outline& outline) {
   double sum = outline.other_seconds;
   for (const OutlineBlock& b : outline.blocks)
     sum += b.forward_seconds + b.backward_seconds + b.update_seconds;
+  for (const OutlineExperts& e : outline.experts) {
+    const double copies =
+        static_cast<double>(outline.tokens_per_rank) * e.choices;  // if all experts get as many
+    sum += e.gate_forward_seconds + e.gate_backward_seconds + e.shared_forward_seconds +
+           e.shared_backward_seconds + e.merge_forward_seconds + e.merge_backward_seconds +
+           copies * (e.capacity_factor > 0 ? e.capacity_factor : 1) *
+               (e.row_forward_seconds + e.row_backward_seconds);
+  }
   return sum;
 }
 
-ModelShape shape_of(const Outline& outline) {
+namespace {
+
+// Puts the parts of a layer of experts behind the one of its block, and its parameters where they are used.
+void add_experts(ModelShape& shape, const Outline& outline, const OutlineExperts& from,
+                 const ExpertLayout& layout) {
+  BlockShape& block = shape.blocks[static_cast<std::size_t>(from.block)];
+  PartShape& own = block.parts.front();
+  const std::string given = own.gives.front(), inner = given + ".inner";
+  own.gives = {inner};
+  const bool shares =
+      from.shared_forward_seconds > 0 || std::ranges::any_of(outline.tensors, [&](const OutlineTensor& t) {
+        return t.block == from.block && t.of == OutlineTensor::Of::shared;
+      });
+  ExpertShape layer{.name = from.name,
+                    .block = from.block,
+                    .gate = 1,
+                    .first_slice = shares ? 3 : 2,
+                    .slices = layout.slices,
+                    .width = from.width,
+                    .experts = from.experts,
+                    .choices = from.choices,
+                    .capacity_factor = from.capacity_factor};
+  for (PartShape& part : expert_parts(layer, inner, shares ? from.name + ".shared" : "", given))
+    block.parts.push_back(std::move(part));
+  const std::vector<int> all = std::exchange(block.parts.front().parameters, {});
+  for (const int p : all) {
+    ParameterShape& parameter = shape.parameters[static_cast<std::size_t>(p)];
+    switch (outline.tensors[static_cast<std::size_t>(p)].of) {
+      case OutlineTensor::Of::block:
+        block.parts[0].parameters.push_back(p);
+        break;
+      case OutlineTensor::Of::gate:
+        block.parts[1].parameters.push_back(p);
+        break;
+      case OutlineTensor::Of::shared:
+        block.parts[2].parameters.push_back(p);
+        break;
+      case OutlineTensor::Of::experts:
+        parameter.of_experts = from.experts;
+        parameter.dims.front() = from.experts / layout.ranks;
+        parameter.first = layout.rank * parameter.dims.front();
+        for (int s = 0; s < layer.slices; ++s)
+          block.parts[static_cast<std::size_t>(layer.first_slice + s)].parameters.push_back(p);
+        break;
+    }
+  }
+  shape.experts.push_back(std::move(layer));
+}
+
+}  // namespace
+
+ModelShape shape_of(const Outline& outline, const ExpertLayout& layout) {
   std::vector<ChainBlock> blocks;
   blocks.reserve(outline.blocks.size());
   for (const OutlineBlock& block : outline.blocks) blocks.push_back({.name = block.name, .parameters = {}});
@@ -184,7 +317,9 @@ ModelShape shape_of(const Outline& outline) {
          .rows_per_step = there ? table->rows_per_step : 0,
          .tied = tensor.tied});
   }
-  return chain_shape(outline.model, blocks);
+  ModelShape out = chain_shape(outline.model, blocks);
+  for (const OutlineExperts& layer : outline.experts) add_experts(out, outline, layer, layout);
+  return out;
 }
 
 }  // namespace weft

@@ -7,6 +7,7 @@
 //            gradient is complete when `ready` of that block's backward is over: other users come later in
 //            the forward, so earlier in the backward.
 //   Tables   tensors whose rows are looked up; they are among the tensors too.
+//   Experts  layers of experts at the end of blocks: the parts that the block's own seconds do not have
 //
 // Seconds are of one rank and one step, of `tokens_per_rank` tokens. They hold no communication and no copy
 // of a gradient into its bucket; an update takes its result over, changes the parameters and clears the
@@ -35,6 +36,28 @@ struct OutlineTensor {
   int block = 0;                       // its first user
   double ready = 1;                    // share of that block's backward after which its gradient is there
   bool tied = false;                   // a table that is a matrix of another block as well
+  // Whose it is where the block has experts; `ready` is then of that part. Of experts: all of a layer's, a row
+  // each.
+  enum class Of : std::uint8_t { block, gate, shared, experts };
+  Of of = Of::block;
+};
+
+// A layer of experts, behind the other parts of its block. Seconds as the others', of all tokens of a rank; of
+// experts, of one row.
+struct OutlineExperts {
+  std::string name;
+  int block = 0;
+  std::int64_t width = 0;
+  int experts = 1, choices = 1;
+  double capacity_factor = 0;
+  double gate_forward_seconds = 0, gate_backward_seconds = 0;
+  double shared_forward_seconds = 0, shared_backward_seconds = 0;  // 0: none is shared
+  double row_forward_seconds = 0, row_backward_seconds = 0;
+  double merge_forward_seconds = 0, merge_backward_seconds = 0;
+};
+// How they are laid out: in so many slices, over so many ranks, of which this is one.
+struct ExpertLayout {
+  int slices = 1, ranks = 1, rank = 0;
 };
 
 struct OutlineTable {
@@ -62,6 +85,7 @@ struct Outline {
   std::vector<OutlineBlock> blocks;
   std::vector<OutlineTensor> tensors;
   std::vector<OutlineTable> tables;
+  std::vector<OutlineExperts> experts;
 };
 
 // Throws UsageError of one sentence that begins with `where`: names twice or empty, counts that are negative
@@ -73,16 +97,17 @@ void check(const Outline& outline, std::string_view where = "outline");
 Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank);
 
 // Seconds from FLOPs: a block's forward takes its FLOPs a token times tokens over the rate, its backward
-// twice as much, an update nothing; gradients are there at the end of their block's backward. Throws
+// twice as much, an update nothing; gradients are there at the end of their part's backward. Throws
 // UsageError for a rate or tokens that are not positive.
 Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second);
 
-// Seconds that were measured. REQUIRES: `times` are of the model that the outline was made of.
+// Seconds that were measured, block by block: a layer of experts is not told apart from its block any more.
+// REQUIRES: `times` are of the model that the outline was made of.
 void set_seconds(Outline& outline, const StepTimes& times);
 
 // The seconds of one step that communicates nothing.
 double compute_seconds(const Outline& outline);
-// What tables of moves are made from: every block has one part.
-ModelShape shape_of(const Outline& outline);
+// What tables of moves are made from: every block has one part, and those of its experts.
+ModelShape shape_of(const Outline& outline, const ExpertLayout& layout = {});
 
 }  // namespace weft

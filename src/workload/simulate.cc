@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "embedding/ways.h"
+#include "experts/policies.h"
 #include "transports/decorator.h"
 #include "transports/endpoint.h"
 #include "transports/sim_workers.h"
@@ -26,7 +27,8 @@ class PortCount final : public Decorator {
     const bool leaves = node_of(link_, send.peer) != node_of(link_, rank());
     const bool of_table = std::ranges::any_of(
         tables_, [&](const Slots& s) { return send.id.slot >= s.first && send.id.slot - s.first < s.count; });
-    if (leaves && of_table) {
+    // (What blocks are tokens on their way to experts and back.)
+    if (leaves && (of_table || send.operation.traffic == TrafficClass::blocking)) {
       table_bytes_ += static_cast<double>(send.payload.size());
     } else if (leaves && send.operation.traffic == TrafficClass::gradient) {
       bytes_.resize(std::max<std::size_t>(bytes_.size(), send.id.step + std::size_t{1}));
@@ -34,7 +36,7 @@ class PortCount final : public Decorator {
     }
     inner_.post(send);
   }
-  // Tables have these slots: what they send counts apart.
+  // Tables have these slots: what they send, and what blocks, counts apart.
   void count(std::uint32_t first_slot, std::uint32_t num_slots) {
     tables_.push_back({first_slot, num_slots});
   }
@@ -66,13 +68,13 @@ struct SimulatedJob {
         options(emulation),
         costs(run.costs),
         windows(windows_of(model, emulation)),
-        backward(backward_of(outline)) {}
+        times(timetable_of(outline, expert_layout(emulation.experts, 0))) {}
 
   const Outline outline;
   const EmulationOptions& options;
   const SimulatedCosts& costs;
   const std::shared_ptr<const GradientWindows> windows;
-  const std::vector<BlockBackward> backward;
+  const Timetable times;
 };
 
 class SimulatedRank final : public Driver {
@@ -82,7 +84,10 @@ class SimulatedRank final : public Driver {
         workers_(workers),
         port_(port),
         job_(job),
-        strategies_(engine, engine.world(), shape_of(job.outline), job_options(job.options)) {
+        strategies_(engine, engine.world(),
+                    shape_of(job.outline, expert_layout(job.options.experts, engine.world().rank())),
+                    job_options(job.options, job.outline, engine.world().rank())),
+        experts_(job.outline, job.options, strategies_) {
     for (const HybridEmbedding* tables : strategies_.hybrids())
       port.count(tables->options().first_slot, tables->num_slots());
   }
@@ -100,25 +105,29 @@ class SimulatedRank final : public Driver {
   }
 
   Task<void> compute(Piece piece) override {
-    const OutlineBlock& block = job_.outline.blocks[static_cast<std::size_t>(piece.block)];
+    const PartTimes& part =
+        job_.times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
+    const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
     switch (piece.work) {
       case Work::update:
-        co_await pass(block.update_seconds);
+        co_await pass(job_.outline.blocks[static_cast<std::size_t>(piece.block)].update_seconds);
         break;
       case Work::forward:
-        co_await pass(block.forward_seconds);
+        co_await pass(part.forward_seconds + rows * part.row_forward_seconds);
         if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size() &&
             in_last_micro_batch(piece))
           batch_known(step_ + 1);
         break;
       case Work::backward:
+        co_await pass(rows * part.row_backward_seconds);
         if (in_last_micro_batch(piece))
-          co_await backward(piece.block);
+          co_await backward(&part);
         else
-          co_await pass(block.backward_seconds);
+          co_await pass(part.backward_seconds);
         break;
     }
   }
+  Dense tensor(const TensorName& name) override { return experts_.tensor(name); }
   Task<void> wait(Ticket ticket) override {
     const Time start = comm_.now();
     co_await ticket;
@@ -128,7 +137,7 @@ class SimulatedRank final : public Driver {
  private:
   Task<void> one_step(std::int64_t step);
   Task<void> settle();
-  Task<void> backward(int block);
+  Task<void> backward(const PartTimes* part);
   Task<void> pass(double seconds);
   bool in_last_micro_batch(const Piece& piece) const {
     return piece.micro_batch + 1 == job_.options.micro_batches;
@@ -158,6 +167,7 @@ class SimulatedRank final : public Driver {
   PortCount& port_;
   SimulatedJob& job_;
   JobStrategies strategies_;
+  DrawnExperts experts_;
   Comm comm_;  // of the operation that the rank's training is
   StepAccount account_;
   std::vector<double> table_bytes_;  // of each step that is complete
@@ -182,19 +192,15 @@ Task<void> SimulatedRank::pass(double seconds) {
   }
 }
 
-Task<void> SimulatedRank::backward(int block) {
-  const BlockBackward& times = job_.backward[static_cast<std::size_t>(block)];
-  for (const ReadyGradient& gradient : times.gradients) {
+Task<void> SimulatedRank::backward(const PartTimes* part) {
+  for (const ReadyGradient& gradient : part->gradients) {
     const double copy = copy_seconds(gradient.tensor);
     co_await pass(gradient.seconds + copy);
     current_.handed_over += copy;
-    const HybridTable* const table = strategies_.place(gradient.tensor).table;
-    strategies_.all().gradient_ready(
-        gradient.tensor, table == nullptr
-                             ? job_.windows->of(comm_.rank(), step_, gradient.tensor)
-                             : job_.windows->of(comm_.rank(), step_, gradient.tensor, table->num_rows()));
+    strategies_.all().gradient_ready(gradient.tensor, job_.windows->of(comm_.rank(), step_, gradient.tensor,
+                                                                       strategies_.place(gradient.tensor)));
   }
-  co_await pass(times.rest_seconds);
+  co_await pass(part->rest_seconds);
 }
 
 Task<void> SimulatedRank::one_step(std::int64_t step) {
@@ -205,6 +211,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   Strategies& all = strategies_.all();
   all.number_step(step);
   if (!all.under_way()) batch_known(step);
+  experts_.begin(step);
   co_await pass(job_.outline.other_seconds);
   co_await run_step(this, &all, &all.next_table(job_.options.micro_batches));
   take_result();
@@ -257,6 +264,8 @@ EmulationOptions shrunk(EmulationOptions options, int scale) {
                      options.parallel.scheme.name + "'");
   if (TableWays(options.tables.way).any(TableWay::Kind::hybrid))
     throw UsageError("a byte scale is for gradients, not for tables whose rows travel");
+  if (options.experts.ranks > 1)
+    throw UsageError("a byte scale is for gradients, not for tokens that travel to experts");
   BucketOptions& buckets = options.parallel.scheme.buckets;
   buckets.bucket_bytes =
       std::max<std::size_t>(sizeof(float), buckets.bucket_bytes / static_cast<std::size_t>(scale));
@@ -265,7 +274,7 @@ EmulationOptions shrunk(EmulationOptions options, int scale) {
   return options;
 }
 
-SimRanksOptions sim_options(const SimulationOptions& simulation) {
+SimRanksOptions sim_options(const SimulationOptions& simulation, const ExpertOptions& experts) {
   if (simulation.byte_scale < 1) throw UsageError("a byte scale is at least 1");
   if (simulation.ranks < 1) throw UsageError("a simulated run has at least one rank");
   if (!(simulation.link.bytes_per_second >= 0) || !(simulation.link.scale_up_bytes_per_second >= 0))
@@ -279,7 +288,8 @@ SimRanksOptions sim_options(const SimulationOptions& simulation) {
   if (simulation.link.bytes_per_second > 0) link.bytes_per_second = simulation.link.bytes_per_second;
   if (simulation.link.scale_up_bytes_per_second > 0)
     link.scale_up_bytes_per_second = simulation.link.scale_up_bytes_per_second;
-  out.config = simulation.config;
+  out.config = with_policy(simulation.config, experts);
+  out.priority = find_expert_policy(experts.policy).first;
   out.traces = simulation.traces;
   out.kernels = simulation.costs.kernels;
   out.sim.workers = simulation.costs.workers;
@@ -301,7 +311,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
   check(whole);
   check(given);
   check(simulation.costs);
-  SimRanksOptions sim = sim_options(simulation);
+  SimRanksOptions sim = sim_options(simulation, given.experts);
   std::vector<PortCount*> ports;  // of each rank, owned by `ranks`
   sim.decorate = [&](Transport& inner) {
     auto port = std::make_unique<PortCount>(inner, sim.sim.link);

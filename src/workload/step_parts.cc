@@ -43,6 +43,13 @@ std::span<const float> GradientWindows::of(int rank, std::int64_t step, int tens
   return std::span(values_).subspan(kAlign * (hash % kPlaces), lengths_[static_cast<std::size_t>(tensor)]);
 }
 
+std::span<const float> GradientWindows::of(int rank, std::int64_t step, int tensor,
+                                           const JobStrategies::Place& place) const {
+  if (place.table != nullptr) return of(rank, step, tensor, place.table->num_rows());
+  const std::int64_t count = place.parallel->plan().parameter(place.local).count;
+  return of(rank, step, tensor).first(static_cast<std::size_t>(count));
+}
+
 GradientWindows::Asked GradientWindows::asked(int rank, std::int64_t step) const {
   Asked out;
   for (const Drawn& table : tables_) out.ids.push_back(table.draws.ids(seed_, rank, step));
@@ -51,27 +58,55 @@ GradientWindows::Asked GradientWindows::asked(int rank, std::int64_t step) const
   return out;
 }
 
-std::vector<BlockBackward> backward_of(const Outline& outline) {
-  std::vector<BlockBackward> out(outline.blocks.size());
-  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
-    const OutlineTensor& tensor = outline.tensors[i];
-    const auto block = static_cast<std::size_t>(tensor.block);
-    out[block].gradients.push_back(
-        {static_cast<int>(i), tensor.ready * outline.blocks[block].backward_seconds});
+namespace {
+
+// From when each gradient is there to how long after the one before it.
+void order_gradients(PartTimes& part) {
+  // Of equal times the tensor that was used last comes first.
+  std::ranges::sort(part.gradients, [](const ReadyGradient& a, const ReadyGradient& c) {
+    return a.seconds != c.seconds ? a.seconds < c.seconds : a.tensor > c.tensor;
+  });
+  double before = 0;
+  for (ReadyGradient& gradient : part.gradients) {
+    const double since = gradient.seconds - before;
+    before = gradient.seconds;
+    gradient.seconds = since;
   }
-  for (std::size_t b = 0; b < out.size(); ++b) {
-    std::vector<ReadyGradient>& gradients = out[b].gradients;
-    // Of equal times the tensor that was used last comes first.
-    std::ranges::sort(gradients, [](const ReadyGradient& a, const ReadyGradient& c) {
-      return a.seconds != c.seconds ? a.seconds < c.seconds : a.tensor > c.tensor;
-    });
-    double before = 0;
-    for (ReadyGradient& gradient : gradients) {
-      const double since = gradient.seconds - before;
-      before = gradient.seconds;
-      gradient.seconds = since;
-    }
-    out[b].rest_seconds = std::max(0.0, outline.blocks[b].backward_seconds - before);
+  part.rest_seconds = std::max(0.0, part.backward_seconds - before);
+}
+
+void add_experts(std::vector<PartTimes>& parts, const ExpertShape& shape, const OutlineExperts& layer) {
+  parts.resize(static_cast<std::size_t>(shape.merge()) + 1);
+  const auto set = [&](int part, double forward, double backward) {
+    parts[static_cast<std::size_t>(part)].forward_seconds = forward;
+    parts[static_cast<std::size_t>(part)].backward_seconds = backward;
+  };
+  set(shape.gate, layer.gate_forward_seconds, layer.gate_backward_seconds);
+  if (shape.first_slice > shape.gate + 1)
+    set(shape.gate + 1, layer.shared_forward_seconds, layer.shared_backward_seconds);
+  set(shape.merge(), layer.merge_forward_seconds, layer.merge_backward_seconds);
+  for (int s = shape.first_slice; s < shape.merge(); ++s) {
+    parts[static_cast<std::size_t>(s)].row_forward_seconds = layer.row_forward_seconds;
+    parts[static_cast<std::size_t>(s)].row_backward_seconds = layer.row_backward_seconds;
+  }
+}
+
+}  // namespace
+
+Timetable timetable_of(const Outline& outline, const ExpertLayout& layout) {
+  const ModelShape shape = shape_of(outline, layout);
+  Timetable out;
+  for (const OutlineBlock& block : outline.blocks)
+    out.push_back({{.forward_seconds = block.forward_seconds, .backward_seconds = block.backward_seconds}});
+  for (std::size_t l = 0; l < shape.experts.size(); ++l)
+    add_experts(out[static_cast<std::size_t>(shape.experts[l].block)], shape.experts[l], outline.experts[l]);
+  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
+    const Piece behind = shape.ready_after(static_cast<int>(i), 1);
+    PartTimes& part = out[static_cast<std::size_t>(behind.block)][static_cast<std::size_t>(behind.part)];
+    part.gradients.push_back({static_cast<int>(i), outline.tensors[i].ready * part.backward_seconds});
+  }
+  for (std::vector<PartTimes>& block : out) {
+    for (PartTimes& part : block) order_gradients(part);
   }
   return out;
 }
@@ -80,6 +115,11 @@ Outline of_one_micro_batch(Outline outline, int micro_batches) {
   for (OutlineBlock& block : outline.blocks) {
     block.forward_seconds /= micro_batches;
     block.backward_seconds /= micro_batches;
+  }
+  for (OutlineExperts& e : outline.experts) {
+    for (double* seconds : {&e.gate_forward_seconds, &e.gate_backward_seconds, &e.shared_forward_seconds,
+                            &e.shared_backward_seconds, &e.merge_forward_seconds, &e.merge_backward_seconds})
+      *seconds /= micro_batches;
   }
   return outline;
 }
@@ -97,9 +137,10 @@ Outline with_dense_tables(Outline outline, const TablesOptions& tables) {
   return outline;
 }
 
-JobOptions job_options(const EmulationOptions& options) {
+JobOptions job_options(const EmulationOptions& options, const Outline& outline, int rank) {
   JobOptions out{.parallel = options.parallel,
                  .tables = options.tables,
+                 .experts = expert_options(outline, options.experts, rank),
                  .optimizer = options.optimizer,
                  .dtype = DType::float32,
                  .step = {}};

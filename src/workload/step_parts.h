@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "step/run_step.h"
+#include "workload/drawn_experts.h"
 #include "workload/emulate.h"
 #include "workload/job_strategies.h"
 #include "workload/table_draws.h"
@@ -18,6 +19,8 @@ class GradientWindows {
  public:
   GradientWindows(const Outline& outline, const EmulationOptions& options);
   std::span<const float> of(int rank, std::int64_t step, int tensor) const;
+  // What the rank has of a tensor that somebody takes: of experts, its own.
+  std::span<const float> of(int rank, std::int64_t step, int tensor, const JobStrategies::Place& place) const;
   // Of a table that somebody holds: of so many rows.
   std::span<const float> of(int rank, std::int64_t step, int tensor, std::int64_t rows) const {
     const auto i = static_cast<std::size_t>(tensor);
@@ -42,16 +45,24 @@ class GradientWindows {
   std::vector<float> values_;
 };
 
-// The gradients of one block in the order in which its backward makes them.
+// The gradients of one part in the order in which its backward makes them.
 struct ReadyGradient {
   int tensor = 0;
-  double seconds = 0;  // since the gradient before it, or since the block's backward began
+  double seconds = 0;  // since the gradient before it, or since the part's backward began
 };
-struct BlockBackward {
+// What a part takes.
+struct PartTimes {
+  double forward_seconds = 0, backward_seconds = 0;
+  double row_forward_seconds = 0,
+         row_backward_seconds = 0;  // of a slice of experts, beside them: of each row
   std::vector<ReadyGradient> gradients;
-  double rest_seconds = 0;  // from the last gradient to the end
+  double rest_seconds = 0;  // of backward, from the last gradient to the end
+
+  bool has_rows() const { return row_forward_seconds > 0 || row_backward_seconds > 0; }
 };
-std::vector<BlockBackward> backward_of(const Outline& outline);
+// Of each block and part of shape_of(outline, layout).
+using Timetable = std::vector<std::vector<PartTimes>>;
+Timetable timetable_of(const Outline& outline, const ExpertLayout& layout);
 
 // The outline with the forward and backward seconds of one micro-batch of so many.
 Outline of_one_micro_batch(Outline outline, int micro_batches);
@@ -60,7 +71,7 @@ Outline of_one_micro_batch(Outline outline, int micro_batches);
 Outline with_dense_tables(Outline outline, const TablesOptions& tables);
 
 // The strategies of an emulated or simulated rank.
-JobOptions job_options(const EmulationOptions& options);
+JobOptions job_options(const EmulationOptions& options, const Outline& outline, int rank);
 void check(const EmulationOptions& options);
 
 // Numbers of steps as they become known. A step's times are known at its end, its bytes when its tickets are

@@ -68,6 +68,11 @@ ModelOptions model_sizes(const TrainOptions& o, const DataSource& source) {
   return out;
 }
 
+ModelOptions with_rank(ModelOptions sizes, int rank) {
+  sizes.experts.rank = rank % sizes.experts.ranks;
+  return sizes;
+}
+
 BatchOptions batch_options(const TrainOptions& o, int rank, int size) {
   return {.kind = batch_kind_of(o.model),
           .sequences = o.global_batch,
@@ -94,10 +99,25 @@ void check_with_tables(const TrainOptions& o) {
     throw UsageError("momentum-correction" + and_not + "they would be trained without momentum");
 }
 
+void check_with_experts(const TrainOptions& o) {
+  if (o.sizes.experts.ranks == 1 || o.model != "gpt-moe") return;
+  const std::string and_not = " does not go with experts that ranks share (ep above 1): ";
+  if (o.find_unused) throw UsageError("find-unused" + and_not + "each expert would have steps of its own");
+  if (o.clip_local && o.clip_norm > 0)
+    throw UsageError("clip-local" + and_not + "a rank's norm would depend on which experts it has");
+  if (o.sizes.layers < o.sizes.experts.every)
+    throw UsageError("mesh: of " + std::to_string(o.sizes.layers) +
+                     " layers none has experts that ranks could share");
+}
+
 }  // namespace
 
 void check_train(const TrainOptions& o, int ranks) {
   check_model(o.model, o.sizes);
+  if (ranks > 0 && ranks % o.sizes.experts.ranks != 0)
+    throw UsageError("mesh: " + std::to_string(o.sizes.experts.ranks) +
+                     " ranks that share the experts do not divide " + std::to_string(ranks) + " ranks");
+  check_with_experts(o);
   require(sequence_length(o) >= 1 && sequence_length(o) <= o.sizes.context, "length",
           ("1 to the model's context of " + std::to_string(o.sizes.context)).c_str(), o.length);
   require(o.global_batch >= 1 && o.global_batch <= 1 << 24, "global-batch", "1 to 2^24 sequences",
@@ -171,8 +191,12 @@ std::uint64_t hash_of(const TrainOptions& o) {
   for (const std::int64_t value : {o.global_batch, o.length, o.steps, std::int64_t{o.accumulate},
                                    o.warmup_steps, o.lr_warmup, o.data.synthetic_tokens})
     add(static_cast<std::uint64_t>(value));
-  for (const double value : {o.sizes.dropout, o.lr_final, o.planned_link.hop_seconds,
-                             o.planned_link.seconds_per_byte, o.planned_link.fold_seconds_per_byte})
+  const ExpertOptions& e = o.sizes.experts;
+  for (const int value : {e.count, e.choices, e.every, e.shared, e.slices, e.ranks})
+    add(static_cast<std::uint64_t>(value));
+  for (const double value :
+       {e.capacity_factor, e.balance_loss, e.z_loss, e.jitter, o.sizes.dropout, o.lr_final,
+        o.planned_link.hop_seconds, o.planned_link.seconds_per_byte, o.planned_link.fold_seconds_per_byte})
     add(std::bit_cast<std::uint64_t>(value));
   add(o.seed);
   return hash;

@@ -20,6 +20,8 @@ std::int64_t sequence_length(const TrainOptions& options);
 // batches.
 DataOptions data_options(const TrainOptions& options);
 ModelOptions model_sizes(const TrainOptions& options, const DataSource& source);
+// Of a rank's model: it has the experts of its place.
+ModelOptions with_rank(ModelOptions sizes, int rank);
 BatchOptions batch_options(const TrainOptions& options, int rank, int size);
 // Of the update that step `step` (from 0) makes. Warm-up: lr (step + 1) / lr_warmup; then lr, or half a
 // cosine from there to lr_final lr at the last step.

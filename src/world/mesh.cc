@@ -139,7 +139,7 @@ bool within_nodes(const Mesh& mesh, Axis axis, int ranks_per_node) {
   return true;
 }
 
-Comm axis_group(World& world, const Mesh& mesh, Axis axis) {
+Comm axis_group(const Comm& world, const Mesh& mesh, Axis axis) {
   if (mesh.ranks() != world.size()) {
     throw UsageError("mesh '" + mesh.text() + "': it has " + std::to_string(mesh.ranks()) +
                      " ranks, and the world " + std::to_string(world.size()));

@@ -188,6 +188,23 @@ class RunTest(CompareTest):
         self.assertLess(rows[1]["payload_bytes_per_step"], rows[0]["payload_bytes_per_step"])
         self.assertGreater(rows[1]["speedup_over_baseline"], 1)
 
+    def test_policies_of_experts(self) -> None:
+        moe = ("--model", "gpt-moe", "--preset", "tiny", "--global-batch", "16", "--ranks", "4")
+        self.assertEqual(self.weft("outline", *moe, "--flops", "1gflops", "-o", "o.json").returncode, 0)
+        rows = self.rows(*moe, "--policies", "plain,priority,deferred,micro-ops,tutel,lina", "--mesh", "ep=4", "--compute", "emulated",
+                         "--transport", "sim", "--outline", "o.json", "--link", "20mbit,50us", "--steps", "3", "--out", "a")
+        self.assertEqual([row["policy"] for row in rows], ["plain", "priority", "deferred", "micro-ops", "tutel", "lina"])
+        self.assertEqual(rows[0]["baseline"], "dense+expert-policy=plain")
+        self.assertEqual(len({row["payload_bytes_per_step"] for row in rows}), 1)  # the same bytes, in another order
+        self.assertGreater(rows[-1]["speedup_over_baseline"], 1)
+        # In wall time, and with real computation.
+        rows = self.rows(*moe, "--policies", "plain,lina", "--mesh", "ep=2", "--compute", "emulated", "--outline", "o.json", "--link",
+                         "20mbit,50us", "--steps", "3", "--out", "b")
+        self.assertEqual(rows[0]["payload_bytes_per_step"], rows[1]["payload_bytes_per_step"])
+        rows = self.rows(*moe, "--policies", "plain,lina", "--mesh", "ep=4", "--data", "synthetic", "--synthetic-tokens", "20000", "--length",
+                         "12", "--link", "20mbit,50us", "--steps", "3", "--out", "c")
+        self.assertAlmostEqual(rows[0]["final_loss"], rows[1]["final_loss"], delta=1e-4)
+
     def test_more_ranks_than_cores_are_marked(self) -> None:
         cores = len(os.sched_getaffinity(0))
         done = self.compare(*TINY, "--ranks", str(os.cpu_count() or cores), "--threads", "2", "--steps", "1", "--schemes", "dense",

@@ -193,7 +193,7 @@ class PlanTest(unittest.TestCase):
             self.assertEqual(refused.stderr.count("\n"), 1, refused.stderr)
 
     def test_bad_input_is_one_sentence(self) -> None:
-        for arguments, part in ((("--mesh", "dp=3"), "mesh"), (("--mesh", "pp=4"), "along dp only"),
+        for arguments, part in ((("--mesh", "dp=3"), "mesh"), (("--mesh", "pp=4"), "along dp and ep only"),
                                 (("--scheme", "spardle"), "spardl"), (("--outline", "nowhere.json"), "nowhere.json"),
                                 (("--flops", "fast"), "no rate"), (("--ranks", "0"), "ranks")):
             done = self.weft("plan", *SMALL, *arguments)

@@ -163,6 +163,31 @@ class RunTest(TrainTest):
             self.assertLess(max(gaps[0]), 1e-4)
             self.assertGreater(max(gaps[1]), 1e-3)
 
+    def test_experts_on_every_layout(self) -> None:
+        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--ranks", "4", "--expert-capacity", "0", "--checkpoint-every", "2")
+        self.ok(self.train(*moe, "--steps", "4", "--out", "one"))
+        for mesh in ("dp=4,ep=2", "ep=4"):
+            self.ok(self.train(*moe, "--mesh", mesh, "--steps", "4", "--out", mesh))
+            for mine, other in zip(self.losses(mesh), self.losses("one")):
+                self.assertAlmostEqual(mine, other, delta=1e-5)
+        # What was saved on one layout goes on on another, and on one rank.
+        self.ok(self.train(*moe, "--mesh", "dp=4,ep=4", "--steps", "2", "--out", "half"))
+        self.ok(self.train("--resume", "half", "--mesh", "dp=4,ep=2", "--steps", "3"))
+        self.ok(self.train("--resume", "half", "--mesh", "dp=1", "--ranks", "1", "--steps", "4"))
+        for mine, other in zip(self.losses("half"), self.losses("one")):
+            self.assertAlmostEqual(mine, other, delta=1e-5)
+        self.assertEqual(len(self.losses("half")), 4)
+
+    def test_experts_that_cannot_be_meant(self) -> None:
+        moe = (*TINY, "--model", "gpt-moe", "--ranks", "4", "--steps", "1")
+        for arguments, says in ((("--mesh", "ep=3"), "ep=3 does not divide"), (("--mesh", "ep=4", "--experts", "6"), "cannot be dealt"),
+                                (("--expert-choices", "3"), "1 or 2"), (("--experts", "1"), "cannot choose 2 of 1"),
+                                (("--expert-capacity", "-1"), "expert-capacity"), (("--expert-slices", "0"), "expert-slices"),
+                                (("--expert-policy", "lena"), "lina"), (("--mesh", "pp=2"), "along dp and ep only"),
+                                (("--expert-policy", "plain", "--expert-slices", "2"), "one slice")):
+            self.refused(*moe, *arguments, says=says)
+        self.refused(*TINY, "--mesh", "ep=2", "--ranks", "4", "--steps", "1", says="no experts")
+
     def test_config_file_round_trip(self) -> None:
         flags = ("--ranks", "2", "--steps", "3", "--lr", "0.0123", "--clip-norm", "0.7", "--link", "2gbit,20us",
                  "--skip-not-finite")

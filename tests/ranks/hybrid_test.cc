@@ -416,12 +416,12 @@ TEST(Hybrid, BadInputIsNamed) {
               const std::vector<std::int64_t> ids{4, world.rank() == 1 ? 50 : 49};
               const std::array<BatchInfo::Lookup, 1> lookups{{{"in", ids}}};
               hybrid->batch_known({.tokens = 2, .lookups = lookups});
-              hybrid->ticket(0, 0).wait();
+              hybrid->ticket(0, {0, 0}).wait();
             }),
             "rank 1: the batch has id 50 of table 'in', which has rows 0 to 49");
   EXPECT_NE(text_of([&](World& world) {
               const auto hybrid = make(world, world.rank() == 0 ? 4 : 5, optimizer("sgd"));
-              hybrid->ticket(0, 0).wait();
+              hybrid->ticket(0, {0, 0}).wait();
             }).find("another plan of tables"),
             std::string::npos);
   OptimizerOptions momentum = optimizer("sgd");

@@ -44,7 +44,7 @@ class Sum final : public Strategy {
     const Dense data(std::span<double>{sum_});
     ticket_ = engine_.submit(group_, submit, [data](Comm comm) { return all_reduce(comm, data); });
   }
-  Ticket ticket(int, int) const override { return ticket_; }
+  Ticket ticket(int, const When&) const override { return ticket_; }
   void result_of(int, std::span<double> out) const override { std::ranges::copy(sum_, out.begin()); }
   StepResult verdict() override {
     const bool finite = std::ranges::all_of(sum_, [](double v) { return std::isfinite(v); });

@@ -26,13 +26,13 @@ inline std::unique_ptr<torch::optim::Optimizer> torchs(const OptimizerOptions& o
   }
   if (o.name == "adamw") {
     return std::make_unique<torch::optim::AdamW>(
-        tensors, torch::optim::AdamWOptions(o.lr).weight_decay(o.weight_decay));
+        tensors, torch::optim::AdamWOptions(o.lr).weight_decay(o.weight_decay).eps(o.eps));
   }
   if (o.name == "adam") {
-    return std::make_unique<torch::optim::Adam>(tensors,
-                                                torch::optim::AdamOptions(o.lr).weight_decay(o.weight_decay));
+    return std::make_unique<torch::optim::Adam>(
+        tensors, torch::optim::AdamOptions(o.lr).weight_decay(o.weight_decay).eps(o.eps));
   }
-  return std::make_unique<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(o.lr));
+  return std::make_unique<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(o.lr).eps(o.eps));
 }
 
 struct Trained {

@@ -99,6 +99,40 @@ TEST(LinkModel, OneSenderTakesTurnsBetweenReceivers) {
   EXPECT_EQ(seen[a].arrived, 1800ns);
 }
 
+// One with three peers and one with one take turns: each has half of the port until one has nothing left.
+TEST(LinkModel, OperationsShareAPortHoweverManyPeersTheyHave) {
+  LinkModel model(links(5));
+  std::vector<std::uint32_t> many;
+  for (const int peer : {1, 2, 3}) many.push_back(model.add(0, peer, 300, 0ns, 0ns, 7));
+  const auto one = model.add(0, 4, 300, 0ns, 0ns, 9);
+  auto seen = run(model);
+  EXPECT_EQ(seen[one].sent, 600ns);  // 1 one 2 one 3 one 1 2 3 1 2 3
+  EXPECT_EQ(seen[many[0]].sent, 1000ns);
+  EXPECT_EQ(seen[many[2]].sent, 1200ns);
+  // Control: without names each transfer is on its own.
+  LinkModel apart(links(5));
+  for (const int peer : {1, 2, 3}) apart.add(0, peer, 300, 0ns);
+  const auto last = apart.add(0, 4, 300, 0ns);
+  EXPECT_EQ(run(apart)[last].sent, 1200ns);
+}
+
+// What is cancelled, or may not begin yet, leaves the turns of the others as they are.
+TEST(LinkModel, OperationsThatWaitOrEndLetOthersHaveTheirTurns) {
+  LinkModel model(links(4));
+  const auto nothing = [](std::uint32_t, LinkNotice, Time) {};
+  const auto a = model.add(0, 1, 300, 0ns, 0ns, 7);
+  const auto gone = model.add(0, 2, 300, 0ns, 0ns, 8);
+  const auto late = model.add(0, 3, 100, 0ns, 5000ns, 9);
+  const auto b = model.add(0, 2, 200, 0ns, 0ns, 7);
+  model.advance(50ns, nothing);
+  model.cancel(gone);
+  auto seen = run(model);
+  EXPECT_EQ(seen[b].sent, 400ns);  // a b a b a
+  EXPECT_EQ(seen[a].sent, 500ns);
+  EXPECT_EQ(seen[late].sent, 5100ns);
+  EXPECT_EQ(seen[gone].notices, 0);
+}
+
 TEST(LinkModel, AShortMessageOvertakesALongOne) {
   LinkModel model(links(3));
   const auto nothing = [](std::uint32_t, LinkNotice, Time) {};

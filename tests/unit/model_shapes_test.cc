@@ -135,7 +135,7 @@ TEST(ModelShapes, SayWhatTheyAreTrainedOn) {
   EXPECT_EQ(batch_kind_of("transformer"), BatchKind::pairs);
   EXPECT_EQ(batch_kind_of("bert"), BatchKind::spans);
   EXPECT_EQ(message_of([] { batch_kind_of("brt"); }),
-            "unknown model 'brt': did you mean 'bert'? There are gpt, lm, gnmt, transformer, bert");
+            "unknown model 'brt': did you mean 'bert'? There are gpt, gpt-moe, lm, gnmt, transformer, bert");
 }
 
 TEST(ModelShapes, RefuseWhatTheyCannotBe) {

@@ -13,6 +13,7 @@
 #include "files.h"
 #include "measure/outline_file.h"
 #include "weft/error.h"
+#include "workload/model_shapes.h"
 #include "workload/step_parts.h"
 
 namespace weft {
@@ -99,20 +100,59 @@ TEST(Outline, SecondsAndParameters) {
 }
 
 TEST(Outline, BackwardHandsGradientsOverAsTheyBecomeReady) {
-  const std::vector<BlockBackward> events = backward_of(sample());
+  const Timetable events = timetable_of(sample(), {});
   ASSERT_EQ(events.size(), 2u);
-  ASSERT_EQ(events[1].gradients.size(), 2u);
-  EXPECT_EQ(events[1].gradients[0].tensor, 2);  // after a quarter of 4 seconds
-  EXPECT_EQ(events[1].gradients[0].seconds, 1);
-  EXPECT_EQ(events[1].gradients[1].tensor, 1);  // after three quarters
-  EXPECT_EQ(events[1].gradients[1].seconds, 2);
-  EXPECT_EQ(events[1].rest_seconds, 1);
-  ASSERT_EQ(events[0].gradients.size(), 1u);
-  EXPECT_EQ(events[0].gradients[0].seconds, 2);
-  EXPECT_EQ(events[0].rest_seconds, 0);
+  ASSERT_EQ(events[1][0].gradients.size(), 2u);
+  EXPECT_EQ(events[1][0].gradients[0].tensor, 2);  // after a quarter of 4 seconds
+  EXPECT_EQ(events[1][0].gradients[0].seconds, 1);
+  EXPECT_EQ(events[1][0].gradients[1].tensor, 1);  // after three quarters
+  EXPECT_EQ(events[1][0].gradients[1].seconds, 2);
+  EXPECT_EQ(events[1][0].rest_seconds, 1);
+  ASSERT_EQ(events[0][0].gradients.size(), 1u);
+  EXPECT_EQ(events[0][0].gradients[0].seconds, 2);
+  EXPECT_EQ(events[0][0].rest_seconds, 0);
   Outline together = sample();
   together.tensors[1].ready = together.tensors[2].ready = 1;
-  EXPECT_EQ(backward_of(together)[1].gradients[0].tensor, 2);  // used last: there first
+  EXPECT_EQ(timetable_of(together, {})[1][0].gradients[0].tensor, 2);  // used last: there first
+}
+
+// A layer of experts: the parts of a block, each with gradients of its own.
+TEST(Outline, ExpertsAreTimedByTheirParts) {
+  ModelOptions o = model_options("gpt-moe", "tiny");
+  o.experts.shared = 1;
+  o.experts.slices = 3;
+  const ModelShape shape = model_shape("gpt-moe", o);
+  const Outline outline = outline_from_flops(shape, 64, 1e9);
+  ASSERT_EQ(outline.experts.size(), 1u);
+  const ExpertLayout layout{.slices = 2, .ranks = 4, .rank = 3};
+  const ModelShape made = shape_of(outline, layout);
+  made.check();
+  ASSERT_EQ(made.experts.size(), 1u);
+  const ExpertShape& layer = made.experts[0];
+  const auto block = static_cast<std::size_t>(layer.block);
+  const Timetable times = timetable_of(outline, layout);
+  ASSERT_EQ(times[block].size(), made.blocks[block].parts.size());
+  const auto at = [&](int part) -> const PartTimes& { return times[block][static_cast<std::size_t>(part)]; };
+  const double d = 32;
+  EXPECT_DOUBLE_EQ(at(layer.gate).forward_seconds, 2 * d * 4 * 64 / 1e9);
+  EXPECT_DOUBLE_EQ(at(layer.first_slice).row_forward_seconds, 16 * d * d / 1e9);
+  EXPECT_DOUBLE_EQ(at(layer.first_slice).row_backward_seconds, 2 * 16 * d * d / 1e9);
+  // Norm and gate behind the gate; shared ones; the experts' four behind the first slice, which is the last to go back.
+  EXPECT_EQ(at(layer.gate).gradients.size(), 3u);
+  EXPECT_EQ(at(layer.gate + 1).gradients.size(), 4u);
+  EXPECT_EQ(at(layer.first_slice).gradients.size(), 4u);
+  EXPECT_TRUE(at(layer.first_slice + 1).gradients.empty());
+  // Of four experts this rank has the last.
+  for (const ParameterShape& p : made.parameters) {
+    if (p.of_experts == 0) continue;
+    EXPECT_EQ(p.of_experts, 4);
+    EXPECT_EQ(p.dims.front(), 1);
+    EXPECT_EQ(p.first, 3);
+  }
+  EXPECT_EQ(outline.parameters, shape.num_elements());
+  // All of a step: as many FLOPs as the shape says, and twice as many back; experts with their capacity.
+  const double experts = 16 * d * d * 2;
+  EXPECT_NEAR(compute_seconds(outline), 3 * (shape.flops_per_token() + 0.25 * experts) * 64 / 1e9, 1e-12);
 }
 
 TEST(GradientWindows, AreAFunctionOfSeedRankStepAndTensor) {

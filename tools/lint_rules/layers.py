@@ -35,6 +35,7 @@ PUBLIC = {
     "step": ["train/shape.h"],
     "data_parallel": ["train/scheme_options.h"],
     "embedding": ["train/tables_options.h"],
+    "experts": ["train/expert_options.h"],
     "data": ["train/data_options.h"],
     "world": ["weft.h", "world.h"],
     "workload": ["train/model_options.h", "train/options.h", "train/run.h"],

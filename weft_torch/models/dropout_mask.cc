@@ -15,7 +15,7 @@ namespace weft {
 
 namespace {
 
-constexpr std::uint32_t kPurpose = 0x6472'6f70u;  // "drop"
+constexpr std::uint32_t kDropout = 0x6472'6f70u, kJitter = 0x6a69'7474u;  // "drop", "jitt"
 constexpr std::size_t kLanes = 16;
 constexpr std::size_t kPerCall = 8;
 using Lanes = std::array<std::uint32_t, kLanes>;
@@ -39,16 +39,12 @@ void rounds(Words& w, PhiloxKey key) {
   }
 }
 
-}  // namespace
-
-void write_dropout_mask(const DropoutKey& key, double probability, const DropoutRows& rows,
-                        std::span<float> out) {
-  const auto threshold = static_cast<std::uint32_t>(std::lround(probability * 65536));
-  const float scale = threshold < 65536 ? 65536.0f / static_cast<float>(65536 - threshold) : 0.0f;
-  const auto of_bits = [&](std::uint32_t bits) { return bits < threshold ? 0.0f : scale; };
-
+// 16 random bits of every token's every feature, as `of_bits` makes numbers of them.
+template <class OfBits>
+void write(const DropoutKey& key, std::uint32_t purpose, const DropoutRows& rows, std::span<float> out,
+           OfBits of_bits) {
   const PhiloxKey seed{static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32)};
-  const PhiloxCounter mixed = philox({kPurpose, key.site, 0, 0}, seed);
+  const PhiloxCounter mixed = philox({purpose, key.site, 0, 0}, seed);
   const auto step = static_cast<std::uint64_t>(key.step);
   const auto features = static_cast<std::size_t>(rows.features);
   const std::size_t tokens = features == 0 ? 0 : out.size() / features;
@@ -79,6 +75,22 @@ void write_dropout_mask(const DropoutKey& key, double probability, const Dropout
                   row.begin() + static_cast<std::ptrdiff_t>(first));
     }
   }
+}
+
+}  // namespace
+
+void write_dropout_mask(const DropoutKey& key, double probability, const DropoutRows& rows,
+                        std::span<float> out) {
+  const auto threshold = static_cast<std::uint32_t>(std::lround(probability * 65536));
+  const float scale = threshold < 65536 ? 65536.0f / static_cast<float>(65536 - threshold) : 0.0f;
+  write(key, kDropout, rows, out,
+        [threshold, scale](std::uint32_t bits) { return bits < threshold ? 0.0f : scale; });
+}
+
+void write_jitter(const DropoutKey& key, double amount, const DropoutRows& rows, std::span<float> out) {
+  const auto wide = static_cast<float>(amount);
+  write(key, kJitter, rows, out,
+        [wide](std::uint32_t bits) { return 1 + wide * ((static_cast<float>(bits) + 0.5f) / 32768.0f - 1); });
 }
 
 }  // namespace weft

@@ -23,4 +23,8 @@ struct DropoutRows {
 void write_dropout_mask(const DropoutKey& key, double probability, const DropoutRows& rows,
                         std::span<float> out);
 
+// out[token][feature] is one of 65536 values from 1 - amount to 1 + amount, all as likely; of other random
+// numbers than a mask's of the same key.
+void write_jitter(const DropoutKey& key, double amount, const DropoutRows& rows, std::span<float> out);
+
 }  // namespace weft

@@ -3,14 +3,18 @@
 //   layer i     two parts: x += dropout(projection(attention(norm(x))));
 //               x += dropout(down(gelu(up(norm(x)))))
 //   head        logits = norm(x) E^T, E being the embedding's weight; the sum of the cross entropy
+// gpt-moe has experts in place of the mlp in every so many layers: attention, gate, perhaps experts that all
+// tokens share, a part for each slice, merge: x += dropout(what a token's experts made of norm(x)).
 // Weights: normal 0.02, residual projections 0.02 / sqrt(2 layers), biases 0, as Radford et al. 2019 and its
 // code.
 #include "weft_torch/models/gpt.h"
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "weft_torch/models/experts.h"
 #include "weft_torch/models/layers.h"
 #include "weft_torch/models/ops.h"
 #include "workload/model_shapes.h"
@@ -21,14 +25,17 @@ namespace {
 
 class Gpt final : public LayeredModel {
  public:
-  explicit Gpt(const ModelOptions& o) : LayeredModel(model_shape("gpt", o), o, batch_kind_of("gpt")) {
+  Gpt(std::string_view name, const ModelOptions& o)
+      : LayeredModel(model_shape(name, o), o, batch_kind_of(name)) {
     const double residual = kDeviation / std::sqrt(2.0 * o.layers);
     tokens_ = add_normal("embedding.token.weight", {o.vocabulary, o.width}, kDeviation);
     positions_ = add_normal("embedding.position.weight", {o.context, o.width}, kDeviation);
     for (int i = 0; i < o.layers; ++i) {
       const std::string name = "layer." + std::to_string(i);
       attention_.push_back(add_attention(name + ".attention", residual));
-      mlp_.push_back(add_mlp(name + ".mlp", residual));
+      const ExpertShape* const experts = experts_of(i + 1);
+      mlp_.push_back(experts != nullptr ? Mlp{} : add_mlp(name + ".mlp", residual));
+      experts_.push_back(experts == nullptr ? ExpertLayer{} : add_experts(*experts, residual));
     }
     head_norm_ = add_norm("head.norm");
   }
@@ -43,21 +50,31 @@ class Gpt final : public LayeredModel {
     const auto layer = static_cast<std::size_t>(block - 1);
     if (layer < mlp_.size()) {
       if (part == 0) return {attend(attention_[layer], x, /*causal=*/true, {2 * layer + 1, batch, context})};
-      return {feed_forward(mlp_[layer], x, {2 * layer + 2, batch, context})};
+      const Place place{2 * layer + 2, batch, context};
+      if (experts_of(block) != nullptr) return pass(experts_[layer], part, taken, place);
+      return {feed_forward(mlp_[layer], x, place)};
     }
     const torch::Tensor logits = torch::linear(head_norm_.norm(x).flatten(0, 1), tokens_);
     return {cross_entropy_sum(logits, batch.targets.flatten())};
   }
 
  private:
+  const ExpertShape* experts_of(int block) const {
+    const auto found = std::ranges::find(shape().experts, block, &ExpertShape::block);
+    return found == shape().experts.end() ? nullptr : &*found;
+  }
+
   torch::Tensor tokens_, positions_;
   std::vector<Attention> attention_;
-  std::vector<Mlp> mlp_;
+  std::vector<Mlp> mlp_;              // of each layer, or
+  std::vector<ExpertLayer> experts_;  // its experts
   Affine head_norm_;
 };
 
 }  // namespace
 
-std::unique_ptr<Model> make_gpt(const ModelOptions& options) { return std::make_unique<Gpt>(options); }
+std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options) {
+  return std::make_unique<Gpt>(name, options);
+}
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft_torch/models/experts.h"
 #include "weft_torch/models/ops.h"
 
 namespace weft {
@@ -73,6 +74,46 @@ Mlp LayeredModel::add_mlp(const std::string& name, double residual) {
   out.up = add_linear(name + ".up", d, 4 * d, kDeviation);
   out.down = add_linear(name + ".down", 4 * d, d, residual);
   return out;
+}
+
+ExpertLayer LayeredModel::add_experts(const ExpertShape& shape, double residual) {
+  const std::int64_t d = options().width;
+  const ExpertOptions& o = options().experts;
+  const std::int64_t mine = o.count / o.ranks;
+  ExpertLayer out{.shape = shape, .route = route_options(o), .jitter = o.jitter};
+  out.norm = add_norm(shape.name + ".norm");
+  out.gate = add_normal(shape.name + ".gate.weight", {o.count, d}, kDeviation);
+  if (o.shared > 0) {
+    const std::string shared = shape.name.substr(0, shape.name.rfind('.')) + ".shared";
+    out.shared_up = add_linear(shared + ".up", d, 4 * d * o.shared, kDeviation);
+    out.shared_down = add_linear(shared + ".down", 4 * d * o.shared, d, residual);
+  }
+  out.up = add_normal(shape.name + ".up.weight", {mine, 4 * d, d}, kDeviation);
+  out.up_bias = add(shape.name + ".up.bias", {mine, 4 * d}, constant_values(0));
+  out.down = add_normal(shape.name + ".down.weight", {mine, d, 4 * d}, residual);
+  out.down_bias = add(shape.name + ".down.bias", {mine, d}, constant_values(0));
+  return out;
+}
+
+std::vector<torch::Tensor> LayeredModel::pass(const ExpertLayer& layer, int part,
+                                              std::span<const torch::Tensor> taken,
+                                              const Place& place) const {
+  const ExpertShape& shape = layer.shape;
+  const torch::Tensor& x = taken.front();
+  if (part == shape.gate) {
+    const torch::Tensor h = layer.norm.norm(x);
+    const DropoutSite where{.site = static_cast<std::uint32_t>(place.site),
+                            .first_sequence = place.batch.first_sequence};
+    return pass_gate(layer, h.flatten(0, 1),
+                     keyed_jitter(h, layer.jitter, where, place.context).flatten(0, 1));
+  }
+  if (part < shape.first_slice)
+    return {layer.shared_down(torch::gelu(layer.shared_up(layer.norm.norm(x)), "tanh"))};
+  if (part < shape.merge()) return {pass_experts(layer, taken[0], taken[1])};
+  const bool shared = layer.shared_up.weight.defined();
+  torch::Tensor out = merge_rows(taken.subspan(shared ? 4 : 3), taken[1], taken[2]).view(x.sizes());
+  if (shared) out = out + taken[3];
+  return {x + dropped(out, place)};
 }
 
 torch::Tensor LayeredModel::dropped(const torch::Tensor& x, const Place& place) const {

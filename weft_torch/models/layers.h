@@ -5,7 +5,9 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "weft_torch/models/model.h"
 
@@ -34,6 +36,8 @@ struct Place {
   const StepContext& context;
 };
 
+struct ExpertLayer;  // experts.h
+
 class LayeredModel : public Model {
  protected:
   static constexpr double kDeviation = 0.02;
@@ -48,6 +52,7 @@ class LayeredModel : public Model {
   Attention add_attention(const std::string& name, double residual);
   CrossAttention add_cross_attention(const std::string& name, double residual);
   Mlp add_mlp(const std::string& name, double residual);
+  ExpertLayer add_experts(const ExpertShape& shape, double residual);
 
   torch::Tensor dropped(const torch::Tensor& x, const Place& place) const;
   // Causal: a token sees itself and what came before it, else all of its sequence. Probabilities have no
@@ -57,6 +62,9 @@ class LayeredModel : public Model {
   torch::Tensor attend(const CrossAttention& layer, const torch::Tensor& x, const torch::Tensor& seen,
                        const Place& place) const;
   torch::Tensor feed_forward(const Mlp& layer, const torch::Tensor& x, const Place& place) const;
+  // One part of a layer of experts, by its number in the block.
+  std::vector<torch::Tensor> pass(const ExpertLayer& layer, int part, std::span<const torch::Tensor> taken,
+                                  const Place& place) const;
 };
 
 }  // namespace weft

@@ -72,7 +72,10 @@ torch::Tensor Model::add(const std::string& name, torch::IntArrayRef sizes, Init
   if (place < shape_.parameters.size() && shape_.parameters[place].table && options_.tables_elsewhere)
     made.front() = 0;
   torch::Tensor tensor = torch::empty(made, torch::kFloat32);
-  initial(0, {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())});
+  std::int64_t first = 0;  // of experts: this rank's first one's first element
+  if (place < shape_.parameters.size() && shape_.parameters[place].first > 0)
+    first = shape_.parameters[place].first * (shape_.parameters[place].count() / made.front());
+  initial(first, {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())});
   return add({.name = name, .tensor = tensor.set_requires_grad(true), .initial = std::move(initial)});
 }
 
@@ -178,7 +181,7 @@ void Model::check(const Batch& batch) const {
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options) {
   check_model(name, options);
-  if (name == "gpt") return make_gpt(options);
+  if (name == "gpt" || name == "gpt-moe") return make_gpt(name, options);
   if (name == "lm") return make_lm(options);
   if (name == "gnmt") return make_gnmt(options);
   if (name == "transformer") return make_transformer(options);

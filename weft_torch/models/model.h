@@ -73,7 +73,7 @@ struct TableIds {
   std::int64_t shared = 0;  // so many, the last ones, are the same on all ranks
 };
 
-// Elements [first, first + out.size()) of a parameter, before the first step.
+// Elements [first, first + out.size()) of a parameter, before the first step; of experts, of all ranks' in one.
 using InitialValues = std::function<void(std::int64_t first, std::span<float> out)>;
 
 struct Parameter {

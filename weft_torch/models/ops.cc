@@ -16,6 +16,13 @@ std::span<float> values_of(const torch::Tensor& t) {
   return {t.data_ptr<float>(), static_cast<std::size_t>(t.numel())};
 }
 
+DropoutKey key_of(const DropoutSite& where, const StepContext& context) {
+  return {.seed = context.seed, .step = context.step, .site = where.site};
+}
+DropoutRows rows_of(const torch::Tensor& x, const DropoutSite& where) {
+  return {.first_token = where.first_sequence * x.size(1), .features = x.size(2)};
+}
+
 }  // namespace
 
 InitialValues normal_values(std::uint64_t seed, std::string name, double deviation) {
@@ -50,12 +57,17 @@ InitialValues with_bias_column(InitialValues weights, std::int64_t columns) {
 
 torch::Tensor keyed_dropout(const torch::Tensor& x, const DropoutSite& where, const StepContext& context) {
   if (!context.training || where.probability <= 0) return x;
-  const std::int64_t length = x.size(1);
-  const DropoutKey key{.seed = context.seed, .step = context.step, .site = where.site};
   torch::Tensor mask = torch::empty(x.sizes(), torch::kFloat32);
-  write_dropout_mask(key, where.probability,
-                     {.first_token = where.first_sequence * length, .features = x.size(2)}, values_of(mask));
+  write_dropout_mask(key_of(where, context), where.probability, rows_of(x, where), values_of(mask));
   return x * mask.to(x.options());
+}
+
+torch::Tensor keyed_jitter(const torch::Tensor& x, double amount, const DropoutSite& where,
+                           const StepContext& context) {
+  if (!context.training || amount <= 0) return x;
+  torch::Tensor factors = torch::empty(x.sizes(), torch::kFloat32);
+  write_jitter(key_of(where, context), amount, rows_of(x, where), values_of(factors));
+  return x * factors.to(x.options());
 }
 
 torch::Tensor lstm_layer(const torch::Tensor& x, const std::vector<torch::Tensor>& weights,

@@ -28,6 +28,10 @@ struct DropoutSite {
 // feature).
 torch::Tensor keyed_dropout(const torch::Tensor& x, const DropoutSite& where, const StepContext& context);
 
+// Multiplied by 1 - amount .. 1 + amount: a function of the same.
+torch::Tensor keyed_jitter(const torch::Tensor& x, double amount, const DropoutSite& where,
+                           const StepContext& context);
+
 struct LstmSizes {
   std::int64_t cells = 0, outputs = 0;  // the same unless what it gives is projected
   bool both_directions = false;

@@ -2,39 +2,43 @@
 
 #include <torch/torch.h>
 
-#include <map>
-
 namespace weft {
 
 CutModel::CutModel(const Model& model) : model_(model) {
-  std::map<std::string, std::size_t> places;
   for (const BlockShape& block : model.shape().blocks) {
     std::vector<Ports>& of_block = ports_.emplace_back();
     for (const PartShape& part : block.parts) {
       Ports& mine = of_block.emplace_back();
-      for (const std::string& name : part.takes) mine.takes.push_back(places.at(name));
+      for (const std::string& name : part.takes) mine.takes.push_back(places_.at(name));
       for (const std::string& name : part.gives)
-        mine.gives.push_back(places.emplace(name, places.size()).first->second);
+        mine.gives.push_back(places_.emplace(name, places_.size()).first->second);
     }
   }
-  num_activations_ = places.size();
-  loss_ = places.at(kLoss);
+  loss_ = places_.at(kLoss);
 }
 
 void CutModel::begin(std::span<const Batch> micro_batches, const StepContext& context) {
   for (const Batch& batch : micro_batches) model_.check(batch);
   batches_ = micro_batches;
   context_ = context;
-  activations_.assign(micro_batches.size(), std::vector<Activation>(num_activations_));
+  activations_.assign(micro_batches.size(), std::vector<Activation>(places_.size()));
   loss_sum_ = 0;
+}
+
+const PartShape& CutModel::part(const Piece& piece) const {
+  return model_.shape()
+      .blocks[static_cast<std::size_t>(piece.block)]
+      .parts[static_cast<std::size_t>(piece.part)];
 }
 
 void CutModel::forward(const Piece& piece) {
   const auto m = static_cast<std::size_t>(piece.micro_batch);
-  if (sequences(batches_[m]) == 0) return;
+  const bool empty = sequences(batches_[m]) == 0;
+  if (empty && !part(piece).of_others) return;
   std::vector<Activation>& all = activations_[m];
   std::vector<torch::Tensor> taken;
   for (const std::size_t place : ports(piece).takes) taken.push_back(all[place].leaf);
+  if (empty && !taken.front().defined()) return;  // others' rows do not come here
   const std::vector<torch::Tensor> given =
       model_.forward(piece.block, piece.part, taken, batches_[m], context_);
   for (std::size_t i = 0; i < given.size(); ++i) {
@@ -51,18 +55,43 @@ void CutModel::forward(const Piece& piece) {
 
 void CutModel::backward(const Piece& piece, double scale) {
   const auto m = static_cast<std::size_t>(piece.micro_batch);
-  if (sequences(batches_[m]) == 0) return;
+  if (sequences(batches_[m]) == 0 && !part(piece).of_others) return;
   std::vector<torch::Tensor> roots, gradients;
   for (const std::size_t place : ports(piece).gives) {
     Activation activation = std::exchange(activations_[m][place], {});
-    if (!activation.given.requires_grad()) continue;
-    const torch::Tensor gradient =
-        place == loss_ ? torch::full_like(activation.given, scale) : activation.leaf.grad();
+    if (!activation.given.defined() || !activation.given.requires_grad()) continue;
+    const torch::Tensor gradient = place == loss_                  ? torch::full_like(activation.given, scale)
+                                   : activation.gradient.defined() ? activation.gradient
+                                                                   : activation.leaf.grad();
     if (!gradient.defined()) continue;  // nobody used it
     roots.push_back(activation.given);
     gradients.push_back(gradient);
   }
   if (!roots.empty()) torch::autograd::backward(roots, gradients);
+}
+
+torch::Tensor CutModel::to_send(const std::string& name, int micro_batch) {
+  Activation& mine = activation(name, micro_batch);
+  if (mine.given.defined()) mine.sent = mine.given.detach().cpu().contiguous();
+  return mine.sent;
+}
+
+torch::Tensor CutModel::gradient_to_send(const std::string& name, int micro_batch) {
+  Activation& mine = activation(name, micro_batch);
+  if (!mine.leaf.defined()) return {};
+  const torch::Tensor gradient = mine.leaf.grad();
+  mine.sent_gradient = (gradient.defined() ? gradient : torch::zeros_like(mine.leaf)).cpu().contiguous();
+  return mine.sent_gradient;
+}
+
+void CutModel::arrived(const std::string& name, int micro_batch, const torch::Tensor& tensor) {
+  Activation& mine = activation(name, micro_batch);
+  mine.leaf = tensor.detach();
+  if (tensor.is_floating_point()) mine.leaf.requires_grad_(true);
+}
+
+void CutModel::gradient_arrived(const std::string& name, int micro_batch, const torch::Tensor& gradient) {
+  activation(name, micro_batch).gradient = gradient;
 }
 
 }  // namespace weft

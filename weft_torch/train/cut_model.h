@@ -5,10 +5,15 @@
 // the order in which they go backward, which the table fixes; its producer goes backward after all of them
 // and then lets go of it.
 //
+// An activation may go elsewhere and something else come in its place: what its part gave and the gradient of
+// what its readers took leave, what arrives in their place has a length of its own.
+//
 // Thread: one, that of the rank.
 #pragma once
 
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "patterns/schedule.h"
@@ -29,21 +34,37 @@ class CutModel {
   void backward(const Piece& piece, double scale);
   double loss_sum() const { return loss_sum_; }  // of the micro-batches whose forward has ended
 
+  // In host memory, contiguous, until the giver's backward has ended; undefined: there is none, since the
+  // micro-batch is empty.
+  torch::Tensor to_send(const std::string& activation, int micro_batch);
+  torch::Tensor gradient_to_send(const std::string& activation, int micro_batch);
+  // For its readers, in place of what was given; for its giver, in place of its readers' gradients.
+  void arrived(const std::string& activation, int micro_batch, const torch::Tensor& tensor);
+  void gradient_arrived(const std::string& activation, int micro_batch, const torch::Tensor& gradient);
+
  private:
   struct Ports {  // of a part: places among the activations
     std::vector<std::size_t> takes, gives;
   };
   struct Activation {
-    torch::Tensor given;  // with the graph of its part
-    torch::Tensor leaf;   // what its readers take
+    torch::Tensor given;                // with the graph of its part
+    torch::Tensor leaf;                 // what its readers take
+    torch::Tensor gradient;             // that has come for it
+    torch::Tensor sent, sent_gradient;  // what leaves
   };
   const Ports& ports(const Piece& piece) const {
     return ports_[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
   }
 
+  Activation& activation(const std::string& name, int micro_batch) {
+    return activations_[static_cast<std::size_t>(micro_batch)][places_.at(name)];
+  }
+  const PartShape& part(const Piece& piece) const;
+
   const Model& model_;
-  std::vector<std::vector<Ports>> ports_;  // of each block and part
-  std::size_t num_activations_ = 0, loss_ = 0;
+  std::map<std::string, std::size_t> places_;  // of activations
+  std::vector<std::vector<Ports>> ports_;      // of each block and part
+  std::size_t loss_ = 0;
   std::span<const Batch> batches_;
   StepContext context_;
   std::vector<std::vector<Activation>> activations_;  // of each micro-batch

@@ -18,6 +18,7 @@
 #include "weft/collective.h"
 #include "weft/error.h"
 #include "weft_torch/train/cut_model.h"
+#include "weft_torch/train/expert_rows.h"
 #include "weft_torch/train/held_tables.h"
 #include "weft_torch/train/snapshot.h"
 #include "weft_torch/train/staging.h"
@@ -109,6 +110,7 @@ class Replica::Core final : private Driver {
 
   Task<void> compute(Piece piece) override;
   Task<void> wait(Ticket ticket) override;
+  Dense tensor(const TensorName& name) override { return experts_->tensor(name); }
 
   ModelShape add_parameters();
   void add_strategies(Engine& engine, const Comm& comm, const ModelShape& trained);
@@ -135,6 +137,7 @@ class Replica::Core final : private Driver {
   std::unique_ptr<JobStrategies> job_;
   Strategies* strategies_ = nullptr;  // of the job
   std::unique_ptr<HeldTables> tables_;
+  std::unique_ptr<ExpertRows> experts_;
   std::unique_ptr<Walker> walker_;
   std::unique_ptr<Optimizer> optimizer_;             // of weft, or
   std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
@@ -148,6 +151,7 @@ class Replica::Core final : private Driver {
   std::optional<double> density_, lr_;  // to be set when the step before is over
   StepOutcome outcome_;
   std::int64_t skipped_steps_ = 0;
+  bool evaluates_ = false;
   std::uint32_t evaluations_ = 0;  // exchanges of them
 };
 
@@ -211,6 +215,7 @@ ModelShape Replica::Core::add_parameters() {
 void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const ModelShape& trained) {
   JobOptions job{.parallel = options_.parallel,
                  .tables = options_.tables,
+                 .experts = model_.options().experts,
                  .optimizer = options_.optimizer,
                  .dtype = wide_ ? DType::float64 : DType::float32,
                  .step = {}};
@@ -222,6 +227,7 @@ void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const Model
   job_ = std::make_unique<JobStrategies>(engine, comm, trained, job);
   strategies_ = &job_->all();
   tables_ = std::make_unique<HeldTables>(model_, *job_);
+  experts_ = std::make_unique<ExpertRows>(model_, *job_, cut_);
 }
 
 void Replica::Core::make_optimizer() {
@@ -230,15 +236,17 @@ void Replica::Core::make_optimizer() {
   bool on_device = false;
   for (const Mine& mine : parameters_) {
     const torch::Tensor& tensor = mine.parameter.tensor;
+    const ParameterShape& shape = strategies_->shape().parameters[static_cast<std::size_t>(mine.place)];
     updated.push_back({.name = mine.parameter.name,
                        .count = tensor.numel(),
                        .dtype = wide_ ? DType::float64 : DType::float32,
-                       .shard = Shard::whole(tensor.sizes().vec())});
+                       .shard = shard_of(shape),
+                       .holders = job_->holders(shape)});
     trained.push_back(mine.parameter);
     on_device = on_device || !tensor.is_cpu();
   }
   if (options_.optimizer_from == "torch") {
-    torch_optimizer_ = std::make_unique<TorchOptimizer>(options_.optimizer, trained);
+    torch_optimizer_ = std::make_unique<TorchOptimizer>(options_.optimizer, trained, updated);
     return;
   }
   if (on_device)
@@ -254,7 +262,8 @@ void Replica::Core::add_state() {
                    {.rows = std::move(rows), .missing = {}, .commit = {}, .roll_back = {}});
   };
   add(kModelOwner, [this, peers] {
-    std::vector<LiveRow> out = model_rows(model_, peers);
+    std::vector<LiveRow> out =
+        model_rows(model_, [this](const ParameterShape& of) { return job_->holders(of); });
     std::erase_if(out, [this](const LiveRow& row) { return tables_->holds(row.row.key.name); });
     for (HybridEmbedding* tables : job_->hybrids()) {
       for (LiveRow& row : tables->value_rows(kModelOwner, kModelValue, peers)) out.push_back(std::move(row));
@@ -285,6 +294,7 @@ StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const Step
   if (!options_.lookahead || !strategies_->under_way()) batch_known(micro_batches, context_);
   for (Mine& parameter : parameters_) parameter.seen = parameter.handed = false;
   cut_.begin(micro_batches, context_);
+  experts_->begin(micro_batches);
   walker_->walk(strategies_->next_table(micro_batches_));
   outcome_.last_loss = strategies_->last_loss();
   outcome_.tokens = static_cast<std::int64_t>(strategies_->tokens());
@@ -342,8 +352,10 @@ Task<void> Replica::Core::wait(Ticket ticket) {
 }
 
 void Replica::Core::forward(const Piece& piece) {
-  tables_->before_forward(piece);
+  if (!evaluates_) tables_->before_forward(piece);
+  experts_->before_forward(piece);
   cut_.forward(piece);
+  if (evaluates_) return;
   const std::vector<BlockShape>& blocks = model_.shape().blocks;
   const bool last = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
                     static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
@@ -369,6 +381,7 @@ void Replica::Core::backward(const Piece& piece) {
                      piece.micro_batch == 0;
   if (first) take_result();
   const double tokens = strategies_->tokens();
+  experts_->before_backward(piece);
   cut_.backward(piece, tokens > 0 ? strategies_->world().size() / tokens : 0.0);
   // What only an earlier micro-batch used.
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -493,10 +506,17 @@ double Replica::Core::evaluate(std::span<const Batch> batches) {
   const StepContext context{.training = false, .tables = &tables_->outside()};
   const double most = over_ranks({static_cast<double>(batches.size())}, Reduction::max)[0];
   std::vector<double> sums(2);  // loss, tokens
+  for (const Batch& batch : batches) model_.check(batch);
+  evaluates_ = true;
+  const auto trains_again = [this](void*) { evaluates_ = false; };
+  const std::unique_ptr<void, decltype(trains_again)> behind(this, trains_again);
   for (std::size_t i = 0; i < static_cast<std::size_t>(most); ++i) {
     const bool has = i < batches.size() && sequences(batches[i]) > 0;
     const Batch batch = has ? batches[i] : model_.blank();
-    sums[0] += model_.loss(batch, context).item<double>();
+    cut_.begin({&batch, 1}, context);
+    experts_->begin({&batch, 1});
+    walker_->walk(strategies_->forward_table());
+    sums[0] += cut_.loss_sum();
     sums[1] += static_cast<double>(counted(batch));
   }
   sums = over_ranks(std::move(sums), Reduction::sum);

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "weft/error.h"
+#include "workload/job_strategies.h"
 
 namespace weft {
 
@@ -21,15 +22,18 @@ StateKey key_of(const Parameter& parameter) {
 
 }  // namespace
 
-std::vector<LiveRow> model_rows(const Model& model, const Peers& peers) {
+std::vector<LiveRow> model_rows(const Model& model,
+                                const std::function<Peers(const ParameterShape& of)>& holders) {
   std::vector<LiveRow> out;
-  for (const Parameter& parameter : model.parameters()) {
+  for (std::size_t i = 0; i < model.parameters().size(); ++i) {
+    const Parameter& parameter = model.parameters()[i];
+    const ParameterShape& shape = model.shape().parameters[i];
     LiveRow row;
     row.row = {.key = key_of(parameter),
                .dtype = dtype_of(parameter.tensor),
                .rule = LayoutRule::moves,
-               .shard = Shard::whole(parameter.tensor.sizes().vec()),
-               .peers = peers};
+               .shard = shape.of_experts > 0 ? shard_of(shape) : Shard::whole(parameter.tensor.sizes().vec()),
+               .peers = holders(shape)};
     row.read = [tensor = parameter.tensor](std::vector<std::byte>& scratch) -> std::span<const std::byte> {
       if (tensor.is_cpu() && tensor.is_contiguous())
         return {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()};
@@ -63,7 +67,7 @@ void check_model(const Model& model, const Checkpoint& checkpoint) {
   const std::vector<Parameter> parameters = model.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    const std::vector<std::int64_t>& dims = model.shape().parameters[i].dims;
+    const std::vector<std::int64_t> dims = model.shape().parameters[i].whole_dims();
     const auto found = saved.find(key_of(p));
     if (found == saved.end()) refuse("it has no '" + p.name + "'");
     const StateRow& from = *found->second;

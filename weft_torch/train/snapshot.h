@@ -12,7 +12,8 @@ namespace weft {
 inline constexpr std::string_view kModelOwner = "model", kModelValue = "value";
 
 // Their values. They are replicated on `peers`; the model outlives the rows.
-std::vector<LiveRow> model_rows(const Model& model, const Peers& peers);
+std::vector<LiveRow> model_rows(const Model& model,
+                                const std::function<Peers(const ParameterShape& of)>& holders);
 
 // Throws UsageError for a checkpoint of another model: other names, shapes or types.
 void check_model(const Model& model, const Checkpoint& checkpoint);

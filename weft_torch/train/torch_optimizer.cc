@@ -52,18 +52,15 @@ torch::Tensor tensor_of(std::span<const std::byte> values, const torch::Tensor& 
 
 }  // namespace
 
-TorchOptimizer::TorchOptimizer(const OptimizerOptions& options, const std::vector<Parameter>& parameters)
+TorchOptimizer::TorchOptimizer(const OptimizerOptions& options, const std::vector<Parameter>& parameters,
+                               const std::vector<OptimizerParameter>& infos)
     : options_(options) {
   validate(options_);
-  for (const Parameter& p : parameters) {
-    const DType dtype = p.tensor.scalar_type() == torch::kFloat64 ? DType::float64 : DType::float32;
-    slots_.push_back({.info = {.name = p.name,
-                               .count = p.tensor.numel(),
-                               .dtype = dtype,
-                               .shard = Shard::whole(p.tensor.sizes().vec())},
-                      .tensor = p.tensor,
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    slots_.push_back({.info = infos[i],
+                      .tensor = parameters[i].tensor,
                       .step = 0,
-                      .optimizer = make(options_, p.tensor)});
+                      .optimizer = make(options_, parameters[i].tensor)});
   }
 }
 

@@ -24,7 +24,9 @@ namespace weft {
 class TorchOptimizer {
  public:
   // Throws UsageError for options that validate() refuses.
-  TorchOptimizer(const OptimizerOptions& options, const std::vector<Parameter>& parameters);
+  // `infos`: of each parameter, in the same order.
+  TorchOptimizer(const OptimizerOptions& options, const std::vector<Parameter>& parameters,
+                 const std::vector<OptimizerParameter>& infos);
   ~TorchOptimizer();
   TorchOptimizer(const TorchOptimizer&) = delete;
   TorchOptimizer& operator=(const TorchOptimizer&) = delete;

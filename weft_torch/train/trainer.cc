@@ -132,7 +132,7 @@ void Trainer::open() {
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
   ModelOptions sizes = model_sizes(options_, *source);
   sizes.tables_elsewhere = TableWays(options_.tables.way).any(TableWay::Kind::hybrid);
-  model_ = make_model(options_.model, sizes);
+  model_ = make_model(options_.model, with_rank(sizes, world_.rank()));
   figures_ = figures_of(world_);
   world_.plan_by(options_.planned_link);
   ReplicaOptions replica = replica_options(options_);

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/train/expert_options.h"
+
 namespace weft {
 
 struct ModelOptions {
@@ -17,9 +19,10 @@ struct ModelOptions {
   std::int64_t hidden = 0;      // lm: width of the LSTMs; 0: `width`
   std::int64_t projection = 0;  // lm: what an LSTM gives is projected to so many columns; 0: it is not
   int layers = 6;               // gnmt, transformer: of the encoder, and as many of the decoder
-  int heads = 6;                // of attention (gpt, transformer, bert): width must be a multiple of them
+  int heads = 6;                // of attention (not lm, gnmt): width must be a multiple of them
   double dropout = 0.1;         // in [0, 1)
   std::int64_t samples = 0;     // lm: negative samples of the softmax in training; 0: the full softmax
+  ExpertOptions experts;        // gpt-moe
   std::uint64_t seed = 1;       // of the weights
   // affects speed only
   bool sparse_gradients = false;  // gradients of tables have only the rows that were used
@@ -30,7 +33,7 @@ struct ModelOptions {
 std::vector<std::string_view> model_names();
 std::vector<std::string_view> model_presets();
 // Sizes of a preset: "default" (about 20 M parameters), "tiny" (for tests), or "paper" (not of gpt): those of
-// EmbRace's evaluation, for plans and simulations. Throws UsageError with the nearest name.
+// EmbRace's and of Lina's evaluation, for plans and simulations. Throws UsageError with the nearest name.
 ModelOptions model_options(std::string_view model, std::string_view preset = "default");
 // Throws UsageError that names the model, the option and what it must be.
 void check_model(std::string_view model, const ModelOptions& options);

@@ -18,8 +18,10 @@ namespace weft {
 struct TrainOptions {
   // affects results; equal on all ranks
   std::string model = "gpt";
-  ModelOptions sizes;  // vocabulary: at most so many words; the model gets as many as the data has
-  DataOptions data;    // words and seed come from `sizes` and `seed`
+  // vocabulary: at most so many words; the model gets as many as the data has. experts.ranks: that share a
+  // layer's; which place among them a rank has, follows from its number.
+  ModelOptions sizes;
+  DataOptions data;                // words and seed come from `sizes` and `seed`
   std::int64_t global_batch = 16;  // sequences of a step, of all ranks
   std::int64_t length = 0;         // tokens of a sequence; 0: the model's context
   std::int64_t steps = 200;

@@ -75,6 +75,9 @@ struct DataParallelOptions {
   // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next
   // forward first. Else it waits for them one by one, and the first that it needs overtakes the others.
   bool awaited_together = false;
+  // As on a stream: buckets are submitted in one order, the last of the next forward first, and an operation
+  // begins when the one before it has ended.
+  bool one_at_a_time = false;
 };
 
 }  // namespace weft

@@ -26,6 +26,10 @@ struct ParameterShape {
   std::int64_t shared_lookups = 0;  // of a table: ids of a step that are the same on all ranks
   double rows_per_step = 0;         // of a table: that a rank's batch reads; 0: nobody has said
   bool tied = false;  // rows are looked up, and it is a matrix of another part as well: every row gets one
+  // Of experts that are dealt to several ranks: `dims` are of this rank's, which are [first, first + dims[0])
+  // of so many. 0: all of it is here.
+  std::int64_t of_experts = 0;
+  std::int64_t first = 0;
 
   std::int64_t count() const {
     std::int64_t product = 1;
@@ -33,6 +37,12 @@ struct ParameterShape {
     return product;
   }
   std::int64_t rows() const { return dims.size() < 2 ? 0 : dims.front(); }  // 0: a vector
+  // Of all ranks' together.
+  std::vector<std::int64_t> whole_dims() const {
+    std::vector<std::int64_t> out = dims;
+    if (of_experts > 0) out.front() = of_experts;
+    return out;
+  }
   friend bool operator==(const ParameterShape&, const ParameterShape&) = default;
 };
 
@@ -41,6 +51,7 @@ struct PartShape {
   std::vector<std::string> takes, gives;  // activations
   std::vector<int> parameters;            // that it uses: places in the model's list
   double flops_per_token = 0;             // of its forward pass; backward takes twice as many
+  bool of_others = false;  // what it takes comes from all ranks: it computes also where this one has no token
   friend bool operator==(const PartShape&, const PartShape&) = default;
 };
 
@@ -50,10 +61,43 @@ struct BlockShape {
   friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };
 
+// A layer of experts: parts of a block that follow one another, the gate, one for each slice of the tokens'
+// copies, the merge (src/experts/experts.h). What they give and take, beside the tokens themselves:
+//   weights       of each token's each choice                           gate -> merge
+//   rows          of each copy among those of all slices; -1: dropped   gate -> merge
+//   router        what the losses of the router need                    gate
+//   dispatch.S    rows of slice S                                       gate -> experts of slice S
+//   counts.S      of them, of each expert; where rows come from several ranks: of each and each of its experts
+//   combine.S     what the experts made of them                         experts of slice S -> merge
+struct ExpertShape {
+  std::string name;  // "layer.1.experts"
+  int block = 0;
+  int gate = 0, first_slice = 0;  // parts
+  int slices = 1;
+  std::int64_t width = 0;  // of a row
+  int experts = 1, choices = 1;
+  double capacity_factor = 0;
+
+  int merge() const { return first_slice + slices; }
+  std::string weights() const { return name + ".weights"; }
+  std::string rows() const { return name + ".rows"; }
+  std::string router() const { return name + ".router"; }
+  std::string dispatch(int slice) const { return name + ".dispatch." + std::to_string(slice); }
+  std::string counts(int slice) const { return name + ".counts." + std::to_string(slice); }
+  std::string combine(int slice) const { return name + ".combine." + std::to_string(slice); }
+  friend bool operator==(const ExpertShape&, const ExpertShape&) = default;
+};
+
+// Its parts, without parameters and FLOPs: the gate, experts that all tokens share (where they have a name),
+// a part for each slice, the merge. The gate takes `taken`, the merge gives `given`.
+std::vector<PartShape> expert_parts(const ExpertShape& layer, const std::string& taken,
+                                    const std::string& shared, const std::string& given);
+
 struct ModelShape {
   std::string model;
   std::vector<ParameterShape> parameters;
   std::vector<BlockShape> blocks;
+  std::vector<ExpertShape> experts = {};
 
   // Throws UsageError of one sentence: a name twice or empty, a part that takes what no part before it
   // gives, a parameter that nobody uses or that is not in the list, parameters out of the order of use.
