@@ -7,6 +7,7 @@ namespace weft {
 
 std::vector<std::string_view> expert_policy_names() {
   std::vector<std::string_view> out;
+  out.reserve(kExpertPolicies.size());
   for (const ExpertPolicy& policy : kExpertPolicies) out.push_back(policy.name);
   return out;
 }

@@ -12,6 +12,7 @@ RouterSums::RouterSums(Engine& engine, const Comm& world, std::vector<ExpertShap
 
 std::vector<PlanRow> RouterSums::rows() const {
   std::vector<PlanRow> out;
+  out.reserve(layers_.size());
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     out.push_back({.tensor = layers_[l].router(),
                    .count = router_values(options_.experts.count),

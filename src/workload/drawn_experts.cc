@@ -89,6 +89,7 @@ void DrawnExperts::begin(std::int64_t step) {
   if (job_.experts() == nullptr) return;
   const Blocks cuts(micro_batches_, tokens_);
   std::vector<std::int64_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(micro_batches_));
   for (int m = 0; m < micro_batches_; ++m) tokens.push_back(cuts.count(m));
   job_.experts()->set_tokens(tokens);
   job_.router()->set_micro_batches(micro_batches_);

@@ -240,8 +240,8 @@ double compute_seconds(const Outline& outline) {
   for (const OutlineBlock& b : outline.blocks)
     sum += b.forward_seconds + b.backward_seconds + b.update_seconds;
   for (const OutlineExperts& e : outline.experts) {
-    const double copies =
-        static_cast<double>(outline.tokens_per_rank) * e.choices;  // if all experts get as many
+    // If all experts get as many.
+    const double copies = static_cast<double>(outline.tokens_per_rank) * e.choices;
     sum += e.gate_forward_seconds + e.gate_backward_seconds + e.shared_forward_seconds +
            e.shared_backward_seconds + e.merge_forward_seconds + e.merge_backward_seconds +
            copies * (e.capacity_factor > 0 ? e.capacity_factor : 1) *
@@ -291,8 +291,8 @@ void add_experts(ModelShape& shape, const Outline& outline, const OutlineExperts
         parameter.of_experts = from.experts;
         parameter.dims.front() = from.experts / layout.ranks;
         parameter.first = layout.rank * parameter.dims.front();
-        for (int s = 0; s < layer.slices; ++s)
-          block.parts[static_cast<std::size_t>(layer.first_slice + s)].parameters.push_back(p);
+        for (int part = layer.first_slice; part < layer.merge(); ++part)
+          block.parts[static_cast<std::size_t>(part)].parameters.push_back(p);
         break;
     }
   }

@@ -84,11 +84,11 @@ TEST(SimulatedExperts, EveryPolicyRunsOnEveryLayout) {
       for (const double capacity : {1.25, 0.0}) {
         for (const int micro_batches : {1, 2}) {
           const Outcome run = simulated({.policy = std::string(policy.name),
-                                     .ep = ep,
-                                     .slices = 3,
-                                     .capacity = capacity,
-                                     .micro_batches = micro_batches,
-                                     .nodes = ep == 2 ? 2 : 0});
+                                         .ep = ep,
+                                         .slices = 3,
+                                         .capacity = capacity,
+                                         .micro_batches = micro_batches,
+                                         .nodes = ep == 2 ? 2 : 0});
           EXPECT_GT(run.step_seconds, 0) << policy.name;
         }
       }
@@ -114,7 +114,7 @@ double backward_seconds(const Trace& trace) {
 
 // Gradients of parameters give way, and none of them loses its patience.
 TEST(SimulatedExperts, GradientsGiveWay) {
-  for (const char* policy : {"lina", "micro-ops"}) {
+  for (const char* policy : {"lina", "micro-ops", "deferred"}) {
     const Outcome run = simulated({.policy = policy});
     for (const Trace& trace : run.traces) {
       const TraceReport report = verify_trace(trace);

@@ -180,6 +180,10 @@ TEST(ExpertsOfSeveralRanks, MicroBatchesEmptyRanksAndOptimizers) {
   t.sequences = 3;  // the last rank has nothing at all
   t.steps = 4;
   EXPECT_LT(largest_distance(together(t, 4), alone(t), t, 4), kTolerance);
+  // Nor has it a gradient that would say in which order buckets are complete, where they go one at a time.
+  t.experts.policy = "plain";
+  t.experts.slices = 1;
+  EXPECT_LT(largest_distance(together(t, 4), alone(t), t, 4), kTolerance);
 }
 
 // Every expert counts once in the norm, however many replicas it has.

@@ -63,12 +63,12 @@ struct BlockShape {
 
 // A layer of experts: parts of a block that follow one another, the gate, one for each slice of the tokens'
 // copies, the merge (src/experts/experts.h). What they give and take, beside the tokens themselves:
-//   weights       of each token's each choice                           gate -> merge
-//   rows          of each copy among those of all slices; -1: dropped   gate -> merge
-//   router        what the losses of the router need                    gate
-//   dispatch.S    rows of slice S                                       gate -> experts of slice S
-//   counts.S      of them, of each expert; where rows come from several ranks: of each and each of its experts
-//   combine.S     what the experts made of them                         experts of slice S -> merge
+//   weights      gate to merge: of each token's each choice
+//   rows         gate to merge: of each copy, its row among those of all slices; -1: it was dropped
+//   router       of the gate: what the losses of the router need
+//   dispatch.S   gate to the experts of slice S: its rows
+//   counts.S     as well: of them, of each expert; of rows from several ranks, of each rank and own expert
+//   combine.S    experts of slice S to merge: what they made of them
 struct ExpertShape {
   std::string name;  // "layer.1.experts"
   int block = 0;
