@@ -19,6 +19,10 @@ bool goes_out(RowExchange kind) { return kind == RowExchange::dispatch || kind =
 
 constexpr std::size_t kWhole = std::size_t{1} << 40;  // longer than any message
 
+bool goes_back(RowExchange kind) {
+  return kind == RowExchange::combine_back || kind == RowExchange::dispatch_back;
+}
+
 std::size_t index(RowExchange kind) { return static_cast<std::size_t>(kind); }
 
 std::int64_t sum(std::span<const std::int64_t> values) {
@@ -75,7 +79,7 @@ int Experts::place_of(int layer, RowExchange kind, int slice) const {
 // What travels, by the name that the model has for it.
 TensorName Experts::tensor_of(const Kind& kind) const {
   const ExpertShape& layer = this->layer(kind.layer);
-  const bool back = kind.rows == RowExchange::combine_back || kind.rows == RowExchange::dispatch_back;
+  const bool back = goes_back(kind.rows);
   const bool dispatched = kind.rows == RowExchange::dispatch || kind.rows == RowExchange::dispatch_back;
   return {back ? TensorName::Of::gradient : TensorName::Of::activation,
           dispatched ? layer.dispatch(kind.slice) : layer.combine(kind.slice)};
@@ -261,6 +265,14 @@ void Experts::start_counts(int exchange, const Kind& kind, const When& when, Ten
                               [mine, others](Comm comm) { return all_to_all(comm, mine, others); });
 }
 
+// Slices go one behind the other, in the order in which they are computed: side by side they would share the
+// port, and the first would be here no sooner than the last.
+Ticket Experts::before_it(const Flow& flow, const Kind& kind) {
+  const int slice = kind.slice + (goes_back(kind.rows) ? 1 : -1);
+  if (slice < 0 || slice >= static_cast<int>(flow.slices.size())) return {};
+  return flow.slices[static_cast<std::size_t>(slice)].tickets[index(kind.rows)];
+}
+
 // Of every slice, when it is known who has how many tokens, or sends how many rows.
 void Experts::learn_arrivals(const MicroBatch& batch, Flow& flow, std::int64_t width) const {
   const auto local = static_cast<std::size_t>(local_experts()),
@@ -284,6 +296,8 @@ void Experts::learn_arrivals(const MicroBatch& batch, Flow& flow, std::int64_t w
 }
 
 Task<void> Experts::travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow, Kind kind, Dense rows) {
+  const Ticket before = before_it(*flow, kind);
+  if (before.valid()) co_await before.behind();
   if (kind.rows == RowExchange::dispatch) {
     const Ticket known = me->capped() ? batch->known : flow->known;
     co_await known;

@@ -5,7 +5,7 @@
 // strategy. In each micro-batch, for every slice s:
 //
 //   gate         says who goes where (route.h) and gives the rows of all slices
-//   dispatch s   to each rank the rows of its experts: all slices start behind the gate
+//   dispatch s   to each rank the rows of its experts: all slices start behind the gate, one after the other
 //   experts s    as soon as slice s is here
 //   combine s    the same rows back, as soon as they are computed
 //   merge        of all slices
@@ -137,6 +137,7 @@ class Experts final : public Strategy {
   void learn_arrivals(const MicroBatch& batch, Flow& flow, std::int64_t width) const;
   Flow& flow(int layer, int micro_batch);
   const Flow& flow(int layer, int micro_batch) const;
+  static Ticket before_it(const Flow& flow, const Kind& kind);
   static Task<void> travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow, Kind kind, Dense rows);
 
   Engine& engine_;
