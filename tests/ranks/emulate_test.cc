@@ -16,6 +16,7 @@
 #include "weft/weft.h"
 #include "workload/job_steps.h"
 #include "workload/measure_kernels.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 namespace {
@@ -83,6 +84,36 @@ TEST(Emulate, SendsWhatTheSimulatedRanksSend) {
 }
 
 // A sleeping rank uses no core: five of them take as long as one.
+// Experts that ranks share, in both drivers: with a capacity and without, whatever the policy.
+TEST(Emulate, RowsOfExpertsTravelAsInVirtualTime) {
+  ModelOptions o = model_options("gpt-moe", "tiny");
+  const Outline moe = outline_from_flops(model_shape("gpt-moe", o), 48, 1e9);
+  constexpr int kRanks = 4;
+  for (const char* policy : {"lina", "plain"}) {
+    for (const int ep : {2, 4}) {
+      Outline outline = moe;
+      if (ep == 2) outline.experts[0].capacity_factor = 0;
+      EmulationOptions options = options_of("dense");
+      options.experts.policy = policy;
+      options.experts.slices = std::string_view(policy) == "lina" ? 3 : 1;
+      options.experts.ranks = ep;
+      options.micro_batches = 2;
+      std::vector<EmulatedSteps> got(kRanks);
+      run_ranks(kRanks, [&](World& world) {
+        got[static_cast<std::size_t>(world.rank())] = emulate_rank(world, outline, options);
+      });
+      SimulationOptions simulation;
+      simulation.ranks = kRanks;
+      const std::vector<EmulatedSteps> expected = simulate_ranks(outline, options, simulation);
+      for (std::size_t r = 0; r < got.size(); ++r) {
+        EXPECT_EQ(got[r].payload_bytes, expected[r].payload_bytes) << policy << ", ep " << ep;
+        EXPECT_EQ(static_cast<double>(got[r].formula_bytes), got[r].payload_bytes.back())
+            << policy << ", ep " << ep;
+      }
+    }
+  }
+}
+
 TEST(Emulate, TimersOfManyRanksRunSideBySide) {
   const double computed = 4 * compute_seconds(outline());
   for (const int ranks : {1, 5}) {
