@@ -7,10 +7,13 @@
 #include <cmath>
 
 #include "base/names.h"
+#include "collectives/registry.h"
 #include "data_parallel/schemes.h"
 #include "experts/policies.h"
+#include "transports/link_model.h"
 #include "transports/link_spec.h"
 #include "weft/error.h"
+#include "world/calibrate.h"
 #include "world/mesh.h"
 
 namespace weft::cli {
@@ -71,6 +74,11 @@ void add_expert_flags(Settings& s, TrainFlags& t) {
   s.add("expert-policy", t.expert_policy,
         "how all-to-alls and gradients share the network: " + list_of(expert_policy_names()) +
             " (default lina)");
+  std::vector<std::string_view> exchanges{kAuto};
+  for (const Algorithm& row : algorithms(Family::all_to_all)) {
+    if (row.uneven_bytes != nullptr) exchanges.push_back(row.name);
+  }
+  s.add("expert-all-to-all", t.expert_all_to_all, "algorithm of their all-to-alls: " + list_of(exchanges));
 }
 
 void add_data_flags(Settings& s, TrainFlags& t) {
@@ -197,6 +205,7 @@ void resolve_model(TrainFlags& t) {
   take(t.z_loss, sizes.experts.z_loss);
   take(t.gate_jitter, sizes.experts.jitter);
   sizes.experts.policy = t.expert_policy;
+  sizes.experts.all_to_all = t.expert_all_to_all;
   if (!find_expert_policy(t.expert_policy).slices && !t.expert_slices) sizes.experts.slices = 1;
   take(t.expert_slices, sizes.experts.slices);
   t.options.sizes = sizes;
@@ -220,16 +229,20 @@ void resolve_data(TrainFlags& t) {
   data.path = !t.text.empty() ? t.text : t.megatron;
 }
 
-LinkCost planned_by(const std::string& link) {
+LinkCost planned_by(const std::string& link, const NetworkFlags& network, int ranks) {
   const LinkSpec plan = parse_link(link);
-  return {.hop_seconds = std::max(plan.latency_seconds, 1e-9),
-          .seconds_per_byte = 1 / plan.bytes_per_second,
-          .fold_seconds_per_byte = 0};
+  LinkCost out{.hop_seconds = std::max(plan.latency_seconds, 1e-9),
+               .seconds_per_byte = 1 / plan.bytes_per_second,
+               .fold_seconds_per_byte = 0};
+  const double inside =
+      network.scale_up.empty() ? LinkOptions::kUnlimited : parse_link(network.scale_up).bytes_per_second;
+  set_nodes(out, ranks, static_cast<int>(network.nodes), 0, inside);
+  return out;
 }
 
-void resolve_plan(TrainFlags& t, const std::string& link) {
+void resolve_plan(TrainFlags& t, const std::string& link, const NetworkFlags& network, int ranks) {
   if (t.plan_link.empty()) t.plan_link = link.empty() ? "1gbit,50us" : link;
-  t.options.planned_link = planned_by(t.plan_link);
+  t.options.planned_link = planned_by(t.plan_link, network, ranks);
 }
 
 int resolve_ranks(const TrainFlags& t, const Placement& place, bool named, int most) {

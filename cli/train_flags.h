@@ -28,7 +28,7 @@ struct TrainFlags {
   std::string optimizer = "adamw";
   std::optional<double> lr, momentum, beta1, beta2, weight_decay;
   bool nesterov = false;
-  std::string mesh, expert_policy = ExpertOptions{}.policy;
+  std::string mesh, expert_policy = ExpertOptions{}.policy, expert_all_to_all = ExpertOptions{}.all_to_all;
   std::int64_t ranks = 4;
   TrainOptions options;
 };
@@ -63,8 +63,10 @@ void check_computation(const Computation& computation, const TrainOptions& optio
 void resolve_model(TrainFlags& flags);
 void resolve_data(TrainFlags& flags);
 // The plan goes by --plan-link, or by `link` (the run's, empty: none), or by 1 Gbit/s and 50 us.
-void resolve_plan(TrainFlags& flags, const std::string& link = {});
-LinkCost planned_by(const std::string& link);  // throws UsageError
+// `network`: the nodes of so many ranks.
+void resolve_plan(TrainFlags& flags, const std::string& link = {}, const NetworkFlags& network = {},
+                  int ranks = 1);
+LinkCost planned_by(const std::string& link, const NetworkFlags& network, int ranks);  // throws UsageError
 // The number of ranks: as typed, or the launcher's. `named`: --ranks stands on the command line.
 inline constexpr int kMostRanks = 256, kMostSimulatedRanks = 4096;
 int resolve_ranks(const TrainFlags& flags, const Placement& place, bool named, int most = kMostRanks);

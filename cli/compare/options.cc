@@ -141,7 +141,7 @@ std::vector<NamedLink> links_of(const Typed& t, int ranks) {
     NamedLink& named = links.emplace_back();
     named.name = name.empty() ? kNoLink : name;
     named.link = resolve_network(name, t, ranks);
-    if (t.plan_link.empty() && named.link) named.planned = planned_by(name);
+    if (named.link) named.planned = planned_by(t.plan_link.empty() ? name : t.plan_link, t, ranks);
   }
   return links;
 }

@@ -196,8 +196,8 @@ int plan(const std::vector<std::string>& arguments) {
   add_flags(app, settings, command);
   parse_flags(app, arguments);
   resolve_model(command);
-  resolve_plan(command, command.link);
   const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
+  resolve_plan(command, command.link, command, ranks);
   resolve_mesh(command, ranks);
   const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables);
   check_undecided(command.options, auto_tables, ranks);

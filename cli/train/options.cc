@@ -95,7 +95,10 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
                                 t.simulated() ? kMostSimulatedRanks : kMostRanks);
   resolve_model(t);
   resolve_data(t);
-  resolve_plan(t, place.launcher == Placement::Launcher::none ? t.link : "");
+  if (place.launcher == Placement::Launcher::none)
+    resolve_plan(t, t.link, t, command.ranks);
+  else
+    resolve_plan(t);
   resolve_mesh(t, command.ranks);
   command.auto_scheme = take_auto(t.options.scheme);
   command.auto_tables = take_auto(t.options.tables);

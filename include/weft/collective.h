@@ -12,8 +12,12 @@
 // anything is sent. Lengths of zero, groups of one (which send nothing) and vectors shorter than the group
 // are normal.
 //
-// Results: the order in which an element's values are added depends on algorithm, size and length only, never
-// on timing, transport or micro-op size; all ranks get the same bits. kernels/fold.h defines each addition.
+// Results: the order in which an element's values are added depends on algorithm, size, length and, where the
+// algorithm goes by nodes, node_size only, never on timing, transport or micro-op size; all ranks get the same
+// bits. kernels/fold.h defines each addition.
+//
+// Nodes: `node_size` consecutive ranks of the group share a node, and so its port to other nodes; 0 is what
+// the group itself says (Comm::node_size), any other number must divide the size. Equal on all ranks.
 //
 // Cost, in the usual terms: size P, vector of n bytes, a per hop, b per byte. Every algorithm with its hops,
 // bytes and order of additions is in docs/algorithms.md; `algorithm = "auto"` takes the one that the link's
@@ -46,7 +50,9 @@ BlockRange block_of(std::int64_t count, int size, int rank);
 struct AllReduceOptions {
   // affects results
   Reduction reduction = Reduction::sum;
-  std::string_view algorithm = "auto";  // order of additions: ring, recursive_doubling, rabenseifner, direct
+  // Order of additions: ring, recursive_doubling, rabenseifner, direct, two_level.
+  std::string_view algorithm = "auto";
+  int node_size = 0;  // by which "auto" chooses, and order of additions of two_level
   // affects speed only
   std::size_t micro_op_bytes = 0;  // longest message; 0: the endpoint's
 };
@@ -56,7 +62,8 @@ Task<void> all_reduce(Comm comm, Dense data, AllReduceOptions options = {});
 struct ReduceScatterOptions {
   // affects results
   Reduction reduction = Reduction::sum;
-  std::string_view algorithm = "auto";
+  std::string_view algorithm = "auto";  // ring, two_level
+  int node_size = 0;                    // as in all_reduce
   // affects speed only
   std::size_t micro_op_bytes = 0;
 };
@@ -72,6 +79,7 @@ struct AllGatherOptions {
   // affects speed only
   std::string_view algorithm = "auto";
   std::size_t micro_op_bytes = 0;
+  int node_size = 0;
 };
 // At entry the own block (block_of) of `data` is valid; at the end every rank has all blocks. n (P-1)/P
 // bytes, n being all of `data`.
@@ -97,8 +105,10 @@ struct AllToAllOptions {
   // affects speed only
   std::string_view algorithm = "auto";
   std::size_t micro_op_bytes = 0;
-  // Ranks of a scale-up group, which are consecutive; must divide the size; for "hierarchical".
-  int node_size = 1;
+  int node_size = 0;
+  // Elements that a rank sends in about, equal on all ranks: what "auto" goes by where counts are any (-v);
+  // 0: messages count as long.
+  std::int64_t expected_count = 0;
 };
 // Block r of `send` goes to rank r; block r of `recv` comes from rank r. Both have the same count, a multiple
 // of the size, and do not overlap. Long: P-1 hops and n (P-1)/P bytes; short: log2 P hops and about n/2 log2

@@ -33,11 +33,29 @@ class Endpoint;  // what the Comms of one rank share
 class Wait;
 
 // Cost of a hop, measured or given, the same on all ranks (rank 0's values): what algorithm choice and
-// micro-ops go by.
+// micro-ops go by. A node is a run of `node_ranks` consecutive ranks of the world, which share its port to the
+// others (scale-out) and have ports of their own inside it (scale-up).
 struct LinkCost {
-  double hop_seconds = 20e-6;           // latency of a small message, overheads included
-  double seconds_per_byte = 1.0 / 2e9;  // of one port
+  double hop_seconds = 20e-6;           // latency of a small message, overheads included; between nodes
+  double seconds_per_byte = 1.0 / 2e9;  // of one port; between nodes, of a node's
   double fold_seconds_per_byte = 1.0 / 4e9;
+  int node_ranks = 1;  // every rank is a node: there is one level
+  // Inside a node; 0: as between nodes.
+  double scale_up_hop_seconds = 0;
+  double scale_up_seconds_per_byte = 0;
+
+  // Comm::node_size of `size` consecutive ranks, the first of which begins a node.
+  int node_size(int size) const {
+    if (size % node_ranks == 0) return node_ranks;
+    return node_ranks % size == 0 ? size : 1;
+  }
+  // The figures of a hop inside a node, as those of a link with one level.
+  LinkCost inside() const {
+    LinkCost out = *this;
+    if (scale_up_hop_seconds > 0) out.hop_seconds = scale_up_hop_seconds;
+    if (scale_up_seconds_per_byte > 0) out.seconds_per_byte = scale_up_seconds_per_byte;
+    return out;
+  }
 };
 
 // What a coroutine awaits of its operation. Move-only.
@@ -172,6 +190,9 @@ class Comm {
   Time now() const;
   std::size_t micro_op_bytes() const;  // longest message of gradient traffic, where an algorithm may cut
   const LinkCost& cost() const;
+  // Consecutive ranks of this group that share a node, where it is cut into such runs evenly; else 1. A group
+  // inside one node has its size, one with a rank of each node 1. By cost().node_ranks, so equal on all ranks.
+  int node_size() const;
   const KernelCosts& kernels() const;
   std::uint64_t bytes_sent() const;  // payload of this rank in this operation, so far
   std::uint64_t group_id() const;

@@ -11,6 +11,7 @@
 #include "base/identity.h"
 #include "collectives/dense/finish.h"
 #include "collectives/dense/ring_pass.h"
+#include "collectives/dense/two_level.h"
 #include "collectives/pieces.h"
 #include "collectives/registry.h"
 #include "transports/endpoint.h"
@@ -19,7 +20,7 @@
 
 namespace weft {
 
-AllReduceRun all_reduce_ring;
+AllReduceRun all_reduce_ring, all_reduce_two_level;
 
 namespace {
 
@@ -46,16 +47,23 @@ std::size_t micro_op(const Comm& comm, std::size_t asked) {
   return asked != 0 ? asked : comm.micro_op_bytes();
 }
 
-Shape shape_of(const Comm& comm, const Dense& data, std::size_t micro_op_bytes) {
+// `node_size` and `micro_op_bytes` as in the options: 0 is what the group has.
+Shape shape_of(Family family, const Comm& comm, const Dense& data, std::size_t micro_op_bytes,
+               int node_size = 0) {
+  if (node_size < 0 || (node_size > 0 && comm.size() % node_size != 0)) {
+    refuse(family, "nodes of " + std::to_string(node_size) + " ranks do not divide " +
+                       std::to_string(comm.size()) + " ranks");
+  }
   return {.size = comm.size(),
           .count = data.count,
           .element_bytes = size_of(data.dtype),
-          .micro_op_bytes = micro_op_bytes};
+          .node_size = node_size != 0 ? node_size : comm.node_size(),
+          .micro_op_bytes = micro_op(comm, micro_op_bytes)};
 }
 
-// `agreed` is what else must be equal on all ranks: counts of blocks, a root.
+// `agreed` is what else must be equal on all ranks: ranks of a node, counts of blocks, a root.
 void declare(const Comm& comm, const wire::Fingerprint& fingerprint, std::int64_t count,
-             std::uint64_t agreed = 0) {
+             std::uint64_t agreed) {
   wire::Fingerprint whole = fingerprint;
   whole.count = wire::count_hash(static_cast<std::uint64_t>(count) ^ agreed);
   comm.declare(wire::pack(whole));
@@ -91,30 +99,38 @@ Buffer offsets_memory(const Comm& comm) {
   return comm.buffer((static_cast<std::size_t>(comm.size()) + 1) * sizeof(std::int64_t));
 }
 
-std::uint64_t hash_of_counts(std::span<const std::int64_t> counts) {
-  std::uint64_t hash = 1;
+// Of what must be equal on all ranks beside the length.
+std::uint64_t hash_of(const Shape& shape) { return static_cast<std::uint64_t>(shape.node_size - 1) << 48; }
+
+std::uint64_t hash_of(const Shape& shape, std::span<const std::int64_t> counts) {
+  std::uint64_t hash = 1 ^ hash_of(shape);
   for (const std::int64_t count : counts) hash = mix(hash ^ static_cast<std::uint64_t>(count));
   return hash;
 }
 
 Task<void> run_all_to_all(Comm comm, AllToAllParts exchange, AllToAllOptions options) {
   constexpr Family kFamily = Family::all_to_all;
-  if (options.node_size < 1 || comm.size() % options.node_size != 0) {
-    refuse(kFamily, "groups of " + std::to_string(options.node_size) + " do not divide " +
-                        std::to_string(comm.size()) + " ranks");
-  }
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  // An uneven call must choose alike on all ranks, and they agree on no length: it counts as long.
-  Shape shape = shape_of(comm, exchange.send, micro_op_bytes);
-  shape.uneven = exchange.uneven;
-  shape.node_size = options.node_size;
-  if (exchange.uneven) shape.count = static_cast<std::int64_t>(micro_op_bytes) * comm.size();
+  const Shape shape = exchange.uneven
+                          ? uneven_shape(comm, exchange.send.dtype, options)
+                          : shape_of(kFamily, comm, exchange.send, options.micro_op_bytes, options.node_size);
+  exchange.node_size = shape.node_size;
   const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
-  declare(comm, fingerprint(kFamily, row, exchange.send.dtype), exchange.uneven ? 0 : exchange.send.count);
-  co_await std::get<AllToAllRun*>(row.run)(comm, exchange, micro_op_bytes);
+  declare(comm, fingerprint(kFamily, row, exchange.send.dtype), exchange.uneven ? 0 : exchange.send.count,
+          hash_of(shape));
+  co_await std::get<AllToAllRun*>(row.run)(comm, exchange, shape.micro_op_bytes);
 }
 
 }  // namespace
+
+// It must choose alike on all ranks, and they agree on no length but an expected one.
+Shape uneven_shape(const Comm& comm, DType dtype, const AllToAllOptions& options) {
+  const Dense none(nullptr, 0, dtype);
+  Shape shape = shape_of(Family::all_to_all, comm, none, options.micro_op_bytes, options.node_size);
+  shape.uneven = true;
+  const std::int64_t as_long = static_cast<std::int64_t>(shape.micro_op_bytes) * comm.size();
+  shape.count = options.expected_count != 0 ? options.expected_count : as_long;
+  return shape;
+}
 
 BlockRange block_of(std::int64_t count, int size, int rank) {
   if (count < 0 || size < 1 || rank < 0 || rank >= size) throw UsageError("block_of: no such block");
@@ -129,18 +145,22 @@ Task<void> all_reduce(Comm comm, Dense data, AllReduceOptions options) {
 Task<void> all_reduce_and_finish(Comm comm, Dense data, Finish* finish, AllReduceOptions options) {
   constexpr Family kFamily = Family::all_reduce;
   check_reduction(kFamily, data, options.reduction);
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  const Algorithm& row = pick(kFamily, options.algorithm, shape_of(comm, data, micro_op_bytes), comm.cost());
-  declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count);
+  const Shape shape = shape_of(kFamily, comm, data, options.micro_op_bytes, options.node_size);
+  const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
+  declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count, hash_of(shape));
   AllReduceRun* const run = std::get<AllReduceRun*>(row.run);
-  const bool by_pieces = run == all_reduce_ring && comm.size() > 1;
-  if (finish != nullptr && by_pieces) {
-    RingPass pass = all_reduce_pass(comm.size(), data, options.reduction, micro_op_bytes);
+  const bool alone = comm.size() == 1;
+  if (finish != nullptr && run == all_reduce_ring && !alone) {
+    RingPass pass = all_reduce_pass(comm.size(), data, options.reduction, shape.micro_op_bytes);
     pass.finish = finish;
     co_await ring_pass(comm, pass);
     co_return;
   }
-  co_await run(comm, data, options.reduction, micro_op_bytes);
+  if (finish != nullptr && run == all_reduce_two_level && !alone) {
+    co_await all_reduce_levels(comm, data, options.reduction, shape, finish);
+    co_return;
+  }
+  co_await run(comm, data, options.reduction, shape);
   if (finish == nullptr) co_return;
   auto all = [&] { return finish->sum(data); };
   co_await comm.compute(all);
@@ -149,11 +169,11 @@ Task<void> all_reduce_and_finish(Comm comm, Dense data, Finish* finish, AllReduc
 Task<void> reduce_scatter(Comm comm, Dense data, ReduceScatterOptions options) {
   constexpr Family kFamily = Family::reduce_scatter;
   check_reduction(kFamily, data, options.reduction);
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  const Algorithm& row = pick(kFamily, options.algorithm, shape_of(comm, data, micro_op_bytes), comm.cost());
-  declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count);
+  const Shape shape = shape_of(kFamily, comm, data, options.micro_op_bytes, options.node_size);
+  const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
+  declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count, hash_of(shape));
   const Blocks blocks(comm.size(), data.count);
-  co_await std::get<ReduceScatterRun*>(row.run)(comm, data, blocks, options.reduction, micro_op_bytes);
+  co_await std::get<ReduceScatterRun*>(row.run)(comm, data, blocks, options.reduction, shape);
 }
 
 Task<void> reduce_scatter_v(Comm comm, Dense data, std::span<const std::int64_t> counts,
@@ -162,22 +182,21 @@ Task<void> reduce_scatter_v(Comm comm, Dense data, std::span<const std::int64_t>
   check_reduction(kFamily, data, options.reduction);
   const Buffer memory = offsets_memory(comm);
   const Blocks blocks = uneven_blocks(kFamily, counts, data, memory);
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  Shape shape = shape_of(comm, data, micro_op_bytes);
+  Shape shape = shape_of(kFamily, comm, data, options.micro_op_bytes, options.node_size);
   shape.uneven = true;
   const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
-  declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count, hash_of_counts(counts));
-  co_await std::get<ReduceScatterRun*>(row.run)(comm, data, blocks, options.reduction, micro_op_bytes);
+  declare(comm, fingerprint(kFamily, row, data.dtype, options.reduction), data.count, hash_of(shape, counts));
+  co_await std::get<ReduceScatterRun*>(row.run)(comm, data, blocks, options.reduction, shape);
 }
 
 Task<void> all_gather(Comm comm, Dense data, AllGatherOptions options) {
   constexpr Family kFamily = Family::all_gather;
   check_vector(kFamily, data);
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  const Algorithm& row = pick(kFamily, options.algorithm, shape_of(comm, data, micro_op_bytes), comm.cost());
-  declare(comm, fingerprint(kFamily, row, data.dtype), data.count);
+  const Shape shape = shape_of(kFamily, comm, data, options.micro_op_bytes, options.node_size);
+  const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
+  declare(comm, fingerprint(kFamily, row, data.dtype), data.count, hash_of(shape));
   const Blocks blocks(comm.size(), data.count);
-  co_await std::get<AllGatherRun*>(row.run)(comm, data, blocks, micro_op_bytes);
+  co_await std::get<AllGatherRun*>(row.run)(comm, data, blocks, shape);
 }
 
 Task<void> all_gather_v(Comm comm, Dense data, std::span<const std::int64_t> counts,
@@ -186,12 +205,11 @@ Task<void> all_gather_v(Comm comm, Dense data, std::span<const std::int64_t> cou
   check_vector(kFamily, data);
   const Buffer memory = offsets_memory(comm);
   const Blocks blocks = uneven_blocks(kFamily, counts, data, memory);
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  Shape shape = shape_of(comm, data, micro_op_bytes);
+  Shape shape = shape_of(kFamily, comm, data, options.micro_op_bytes, options.node_size);
   shape.uneven = true;
   const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
-  declare(comm, fingerprint(kFamily, row, data.dtype), data.count, hash_of_counts(counts));
-  co_await std::get<AllGatherRun*>(row.run)(comm, data, blocks, micro_op_bytes);
+  declare(comm, fingerprint(kFamily, row, data.dtype), data.count, hash_of(shape, counts));
+  co_await std::get<AllGatherRun*>(row.run)(comm, data, blocks, shape);
 }
 
 Task<void> broadcast(Comm comm, Dense data, BroadcastOptions options) {
@@ -201,17 +219,17 @@ Task<void> broadcast(Comm comm, Dense data, BroadcastOptions options) {
     refuse(kFamily, "root " + std::to_string(options.root) + " is outside the group of " +
                         std::to_string(comm.size()) + " ranks");
   }
-  const std::size_t micro_op_bytes = micro_op(comm, options.micro_op_bytes);
-  const Algorithm& row = pick(kFamily, options.algorithm, shape_of(comm, data, micro_op_bytes), comm.cost());
+  const Shape shape = shape_of(kFamily, comm, data, options.micro_op_bytes);
+  const Algorithm& row = pick(kFamily, options.algorithm, shape, comm.cost());
   declare(comm, fingerprint(kFamily, row, data.dtype), data.count,
           static_cast<std::uint64_t>(options.root) << 40);
-  co_await std::get<BroadcastRun*>(row.run)(comm, data, options.root, micro_op_bytes);
+  co_await std::get<BroadcastRun*>(row.run)(comm, data, options.root, shape.micro_op_bytes);
 }
 
 Task<void> barrier(Comm comm) {
   constexpr Family kFamily = Family::barrier;
   const Algorithm& row = choose(kFamily, {.size = comm.size()}, comm.cost());
-  declare(comm, fingerprint(kFamily, row, DType::bytes), 0);
+  declare(comm, fingerprint(kFamily, row, DType::bytes), 0, 0);
   co_await std::get<BarrierRun*>(row.run)(comm);
 }
 
@@ -226,7 +244,7 @@ Task<void> all_to_all(Comm comm, Dense send, Dense recv, AllToAllOptions options
                         std::to_string(comm.size()) + " ranks");
   }
   const Blocks blocks(comm.size(), send.count);
-  const AllToAllParts exchange{send, blocks, recv, blocks, options.node_size, false};
+  const AllToAllParts exchange{send, blocks, recv, blocks, 1, false};
   co_await run_all_to_all(comm, exchange, options);
 }
 
@@ -242,7 +260,7 @@ Task<void> all_to_all_v(Comm comm, Parts send, Parts recv, AllToAllOptions optio
   const auto me = static_cast<std::size_t>(comm.rank());
   if (send.counts[me] != recv.counts[me])
     refuse(kFamily, "this rank sends itself another count than it receives");
-  const AllToAllParts exchange{send.data, send_blocks, recv.data, recv_blocks, options.node_size, true};
+  const AllToAllParts exchange{send.data, send_blocks, recv.data, recv_blocks, 1, true};
   co_await run_all_to_all(comm, exchange, options);
 }
 
@@ -255,7 +273,7 @@ wire::Fingerprint message_fingerprint(const Dense& data) {
 
 Task<void> send(Comm comm, int peer, Dense data, MessageOptions options) {
   check_vector(Family::message, data);
-  declare(comm, message_fingerprint(data), data.count);
+  declare(comm, message_fingerprint(data), data.count, 0);
   const Pieces pieces(data, micro_op(comm, options.micro_op_bytes));
   TransferQueue sends(comm);
   for (std::int64_t i = 0; i < pieces.size(); ++i) sends.add(comm.send(peer, 0, pieces[i]));
@@ -264,7 +282,7 @@ Task<void> send(Comm comm, int peer, Dense data, MessageOptions options) {
 
 Task<void> recv(Comm comm, int peer, Dense data, MessageOptions options) {
   check_vector(Family::message, data);
-  declare(comm, message_fingerprint(data), data.count);
+  declare(comm, message_fingerprint(data), data.count, 0);
   const Pieces pieces(data, micro_op(comm, options.micro_op_bytes));
   TransferQueue receives(comm);
   for (std::int64_t i = 0; i < pieces.size(); ++i) receives.add(comm.recv(peer, 0, pieces[i]));

@@ -1,7 +1,8 @@
 // The tables. Formulas stand in the rows, in these terms: size P, vector of n bytes, q = n/P the shorter
 // block, a a hop's latency, b seconds per byte, g seconds per folded byte. Formulas of bytes are exact, as
 // are those of rounds; seconds are a model: one port per rank, hops one after the other, and a node's ranks
-// share its port to the other nodes.
+// share its port to the other nodes. A hop costs what the level that it crosses costs: where one of its
+// messages leaves a node the scale-out figures, else the scale-up ones.
 #include "collectives/registry.h"
 
 #include <algorithm>
@@ -17,9 +18,10 @@
 
 namespace weft {
 
-AllReduceRun all_reduce_ring, all_reduce_recursive_doubling, all_reduce_rabenseifner, all_reduce_direct;
-ReduceScatterRun reduce_scatter_ring;
-AllGatherRun all_gather_ring, all_gather_bruck;
+AllReduceRun all_reduce_ring, all_reduce_recursive_doubling, all_reduce_rabenseifner, all_reduce_direct,
+    all_reduce_two_level;
+ReduceScatterRun reduce_scatter_ring, reduce_scatter_two_level;
+AllGatherRun all_gather_ring, all_gather_bruck, all_gather_two_level;
 BroadcastRun broadcast_binomial, broadcast_scatter_allgather, broadcast_chain;
 BarrierRun barrier_dissemination;
 AllToAllRun all_to_all_pairwise, all_to_all_bruck, all_to_all_hierarchical;
@@ -39,8 +41,29 @@ std::int64_t long_block(const Shape& s) { return Blocks(s.size, s.count).count(0
 double n(const Shape& s) { return static_cast<double>(s.bytes()); }
 double share(const Shape& s) { return n(s) * (s.size - 1) / s.size; }  // all but one block
 double part(const Shape& s) { return n(s) / s.size; }
-// Ranks of a node that send out of it at once when everybody sends to rank + gap.
-double crossing(const Shape& s, int gap) { return std::min({gap, s.size - gap, s.node_size}); }
+double message(const LinkCost& link, double bytes) {
+  return link.hop_seconds + bytes * link.seconds_per_byte;
+}
+// Of the slowest hop between two ranks.
+LinkCost slowest(const Shape& s, const LinkCost& link) { return s.nodes() == 1 ? link.inside() : link; }
+// Everybody sends to rank + gap: so many ranks of a node send out of it at once.
+double shift_seconds(const Shape& s, const LinkCost& link, int gap, double bytes) {
+  if (s.nodes() == 1) return message(link.inside(), bytes);
+  return message(link, bytes * std::min({gap, s.size - gap, s.node_size}));
+}
+// Everybody exchanges with rank XOR distance (a power of two).
+LinkCost partners(const Shape& s, const LinkCost& link, int distance) {
+  const bool aligned = s.node_size % (2 * distance) == 0;
+  LinkCost out = s.nodes() == 1 || aligned ? link.inside() : link;
+  if (s.nodes() > 1 && distance >= s.node_size) out.seconds_per_byte *= s.node_size;
+  return out;
+}
+// A message that passes `hops` ranks of a ring, of whose edges one a node leaves it.
+double around_seconds(const Shape& s, const LinkCost& link, int hops) {
+  const int trips = (hops + s.size - 1) / s.size;
+  const int crossing = s.nodes() == 1 ? 0 : std::min(hops, trips * s.nodes());
+  return crossing * link.hop_seconds + (hops - crossing) * link.inside().hop_seconds;
+}
 
 // The bags of a Bruck gather, as sent by rank 0: the longer blocks come first, so nobody sends more.
 std::int64_t gathered(const Shape& s) {
@@ -51,26 +74,78 @@ std::int64_t gathered(const Shape& s) {
 double gather_seconds(const Shape& s, const LinkCost& link) {
   double seconds = 0;
   for (const Hop& hop : gather_hops(s.size)) {
-    seconds += link.hop_seconds + hop.count * part(s) * link.seconds_per_byte * crossing(s, hop.gap);
+    seconds += shift_seconds(s, link, hop.gap, hop.count * part(s));
   }
   return seconds;
 }
 double doubling_seconds(const Shape& s, const LinkCost& link) {
-  const double whole = link.hop_seconds + n(s) * link.seconds_per_byte;
-  double seconds = doubling_has_extras(s.size) ? 2 * whole + n(s) * link.fold_seconds_per_byte : 0;
-  for (int h = 0; h < doubling_exchanges(s.size); ++h) {
-    const int streams = (1 << h) < s.node_size ? 1 : s.node_size;
-    seconds += link.hop_seconds + n(s) * (link.seconds_per_byte * streams + link.fold_seconds_per_byte);
-  }
+  const double fold = n(s) * link.fold_seconds_per_byte;
+  double seconds = doubling_has_extras(s.size) ? 2 * message(slowest(s, link), n(s)) + fold : 0;
+  for (int h = 0; h < doubling_exchanges(s.size); ++h)
+    seconds += message(partners(s, link, 1 << h), n(s)) + fold;
   return seconds;
 }
 double pairwise_seconds(const Shape& s, const LinkCost& link) {
   double seconds = 0;
-  for (int gap = 1; gap < s.size; ++gap) {
-    seconds += link.hop_seconds + part(s) * link.seconds_per_byte * crossing(s, gap);
-  }
+  for (int gap = 1; gap < s.size; ++gap) seconds += shift_seconds(s, link, gap, part(s));
   return seconds;
 }
+// A ring's two trips: all blocks twice, less the two neighbours that rank r and r+1 own; the shortest such
+// two: both short if two are.
+std::int64_t ring_elements(int size, std::int64_t count) {
+  const bool one_is_short = size - count % size == 1;
+  return size == 1 ? 0 : 2 * count - 2 * (count / size) - (one_is_short ? 1 : 0);
+}
+
+// Two levels (dense/two_level.h): one trip around a node's ring, and one along its columns, all of which go
+// through the node's port.
+double inside_seconds(const Shape& s, const LinkCost& link) {
+  return (s.node_size - 1) * link.inside().hop_seconds +
+         n(s) * (s.node_size - 1) / s.node_size * link.inside().seconds_per_byte;
+}
+double columns_seconds(const Shape& s, const LinkCost& link) {
+  return (s.nodes() - 1) * link.hop_seconds + n(s) * (s.nodes() - 1) / s.nodes() * link.seconds_per_byte;
+}
+std::uint64_t two_level_all_reduce_bytes(const Shape& s) {
+  const Blocks blocks(s.node_size, s.count);
+  std::int64_t most = 0;
+  for (int local = 0; local < s.node_size; ++local) {
+    const std::int64_t own = blocks.count(local), next = blocks.count((local + 1) % s.node_size);
+    most = std::max(most, (s.count - own) + ring_elements(s.nodes(), own) + (s.count - next));
+  }
+  return in_bytes(s, most);
+}
+std::uint64_t two_level_gather_bytes(const Shape& s) {
+  const NodeGrid grid{s.size, s.node_size};
+  const Blocks blocks(s.size, s.count);
+  const auto column = [&](int local) {
+    std::int64_t elements = 0;
+    for (int node = 0; node < s.nodes(); ++node) elements += blocks.count(grid.rank_of(node, local));
+    return elements;
+  };
+  std::int64_t most = 0;
+  for (int local = 0; local < s.node_size; ++local) {
+    // The last node's blocks are the shortest, and somebody's next node is the last.
+    const std::int64_t along = column(local) - blocks.count(grid.rank_of(s.nodes() - 1, local));
+    most = std::max(most, along + s.count - column((local + 1) % s.node_size));
+  }
+  return in_bytes(s, most);
+}
+
+// To each neighbour what is for its column, to each other node what the neighbours have for this column, and
+// 8-byte counts.
+std::uint64_t hierarchical_bytes(const Shape& s, int rank, Counts counts) {
+  const NodeGrid grid{s.size, s.node_size};
+  const int node = grid.node_of(rank), local = grid.local_of(rank);
+  std::int64_t elements = 0;
+  for (int to = 0; to < s.size; ++to) elements += grid.local_of(to) == local ? 0 : counts(rank, to);
+  for (int other = 0; other < s.nodes(); ++other) {
+    for (int from = 0; other != node && from < s.node_size; ++from)
+      elements += counts(grid.rank_of(node, from), grid.rank_of(other, local));
+  }
+  return in_bytes(s, elements) + 8u * static_cast<std::uint64_t>((s.node_size - 1) * s.nodes());
+}
+
 std::int64_t bruck_parts(const Shape& s) {
   std::int64_t parts = 0;
   for (int hop = 0; hop < log2_ceil(s.size); ++hop) parts += bruck_slots(s.size, hop);
@@ -83,16 +158,10 @@ const Algorithm kAllReduce[] = {
      .supports = any,
      .seconds =
          [](const Shape& s, const LinkCost& link) {
-           return ring_hops(s.size) * link.hop_seconds +
-                  share(s) * (2 * link.seconds_per_byte + link.fold_seconds_per_byte);
+           return around_seconds(s, link, ring_hops(s.size)) +
+                  share(s) * (2 * slowest(s, link).seconds_per_byte + link.fold_seconds_per_byte);
          },
-     // All blocks twice, less the two neighbours that rank r and r+1 own; the shortest such two: both short
-     // if two are.
-     .bytes =
-         [](const Shape& s) {
-           const bool one_is_short = s.size - s.count % s.size == 1;
-           return s.size == 1 ? 0 : in_bytes(s, 2 * s.count - 2 * short_block(s) - (one_is_short ? 1 : 0));
-         },
+     .bytes = [](const Shape& s) { return in_bytes(s, ring_elements(s.size, s.count)); },
      .rounds = [](const Shape& s) { return ring_hops(s.size); },
      .run = &all_reduce_ring},
     {.name = "recursive_doubling",
@@ -129,6 +198,17 @@ const Algorithm kAllReduce[] = {
          [](const Shape& s) { return s.size == 1 ? 0 : in_bytes(s, s.count + (s.size - 2) * long_block(s)); },
      .rounds = [](const Shape& s) { return s.size == 1 ? 0 : 2; },
      .run = &all_reduce_direct},
+    {.name = "two_level",
+     .summary = "scattered inside the node, summed between nodes, gathered inside; least bytes between nodes",
+     .supports = with_nodes,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return 2 * (inside_seconds(s, link) + columns_seconds(s, link)) +
+                  share(s) * link.fold_seconds_per_byte;
+         },
+     .bytes = two_level_all_reduce_bytes,
+     .rounds = [](const Shape& s) { return 2 * (s.node_size - 1) + ring_hops(s.nodes()); },
+     .run = &all_reduce_two_level},
 };
 
 const Algorithm kReduceScatter[] = {
@@ -137,12 +217,22 @@ const Algorithm kReduceScatter[] = {
      .supports = any,
      .seconds =
          [](const Shape& s, const LinkCost& link) {
-           return (s.size - 1) * link.hop_seconds +
-                  share(s) * (link.seconds_per_byte + link.fold_seconds_per_byte);
+           return around_seconds(s, link, s.size - 1) +
+                  share(s) * (slowest(s, link).seconds_per_byte + link.fold_seconds_per_byte);
          },
      .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
      .rounds = [](const Shape& s) { return s.size - 1; },
      .run = &reduce_scatter_ring},
+    {.name = "two_level",
+     .summary = "inside the node to the owner's column, then between nodes; least bytes between nodes",
+     .supports = with_nodes,
+     .seconds =
+         [](const Shape& s, const LinkCost& link) {
+           return inside_seconds(s, link) + columns_seconds(s, link) + share(s) * link.fold_seconds_per_byte;
+         },
+     .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
+     .rounds = [](const Shape& s) { return s.node_size - 1 + s.nodes() - 1; },
+     .run = &reduce_scatter_two_level},
 };
 
 const Algorithm kAllGather[] = {
@@ -151,7 +241,7 @@ const Algorithm kAllGather[] = {
      .supports = any,
      .seconds =
          [](const Shape& s, const LinkCost& link) {
-           return (s.size - 1) * link.hop_seconds + share(s) * link.seconds_per_byte;
+           return around_seconds(s, link, s.size - 1) + share(s) * slowest(s, link).seconds_per_byte;
          },
      .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
      .rounds = [](const Shape& s) { return s.size - 1; },
@@ -163,6 +253,14 @@ const Algorithm kAllGather[] = {
      .bytes = [](const Shape& s) { return in_bytes(s, gathered(s)); },
      .rounds = [](const Shape& s) { return log2_ceil(s.size); },
      .run = &all_gather_bruck},
+    {.name = "two_level",
+     .summary = "between nodes along the columns, then inside the node; least bytes between nodes",
+     .supports = with_nodes,
+     .seconds = [](const Shape& s,
+                   const LinkCost& link) { return inside_seconds(s, link) + columns_seconds(s, link); },
+     .bytes = two_level_gather_bytes,
+     .rounds = [](const Shape& s) { return s.node_size - 1 + s.nodes() - 1; },
+     .run = &all_gather_two_level},
 };
 
 const Algorithm kBroadcast[] = {
@@ -172,10 +270,7 @@ const Algorithm kBroadcast[] = {
      .seconds =
          [](const Shape& s, const LinkCost& link) {
            double seconds = 0;
-           for (int h = 0; h < log2_ceil(s.size); ++h) {
-             const int streams = (1 << h) < s.node_size ? 1 : s.node_size;
-             seconds += link.hop_seconds + n(s) * link.seconds_per_byte * streams;
-           }
+           for (int h = 0; h < log2_ceil(s.size); ++h) seconds += message(partners(s, link, 1 << h), n(s));
            return seconds;
          },
      .bytes = [](const Shape& s) { return in_bytes(s, s.count * log2_ceil(s.size)); },
@@ -186,8 +281,8 @@ const Algorithm kBroadcast[] = {
      .supports = any,
      .seconds =
          [](const Shape& s, const LinkCost& link) {
-           return log2_ceil(s.size) * link.hop_seconds + share(s) * link.seconds_per_byte +
-                  gather_seconds(s, link);
+           return log2_ceil(s.size) * slowest(s, link).hop_seconds +
+                  share(s) * slowest(s, link).seconds_per_byte + gather_seconds(s, link);
          },
      .bytes = [](const Shape& s) { return in_bytes(s, s.count - long_block(s) + gathered(s)); },
      .rounds = [](const Shape& s) { return 2 * log2_ceil(s.size); },
@@ -198,8 +293,10 @@ const Algorithm kBroadcast[] = {
      .seconds =
          [](const Shape& s, const LinkCost& link) {
            const double piece = std::min(n(s), static_cast<double>(s.micro_op_bytes));
-           const double fill = std::max(0, s.size - 2) * (link.hop_seconds + piece * link.seconds_per_byte);
-           return s.size == 1 ? 0 : fill + link.hop_seconds + n(s) * link.seconds_per_byte;
+           if (s.size == 1) return 0.0;
+           const int crossing = std::min(s.nodes() - 1, s.size - 2), rest = s.size - 2 - crossing;
+           const double fill = crossing * message(link, piece) + rest * message(link.inside(), piece);
+           return fill + message(slowest(s, link), n(s));
          },
      .bytes = [](const Shape& s) { return s.size == 1 ? 0 : s.bytes(); },
      .rounds = [](const Shape& s) { return std::min(2, s.size - 1); },
@@ -210,7 +307,8 @@ const Algorithm kBarrier[] = {
     {.name = "dissemination",
      .summary = "hears of twice as many ranks at every hop",
      .supports = any,
-     .seconds = [](const Shape& s, const LinkCost& link) { return log2_ceil(s.size) * link.hop_seconds; },
+     .seconds = [](const Shape& s,
+                   const LinkCost& link) { return log2_ceil(s.size) * slowest(s, link).hop_seconds; },
      .bytes = [](const Shape&) -> std::uint64_t { return 0; },
      .rounds = [](const Shape& s) { return log2_ceil(s.size); },
      .run = &barrier_dissemination},
@@ -223,7 +321,13 @@ const Algorithm kAllToAll[] = {
      .seconds = pairwise_seconds,
      .bytes = [](const Shape& s) { return in_bytes(s, s.count - short_block(s)); },
      .rounds = [](const Shape& s) { return s.size - 1; },
-     .run = &all_to_all_pairwise},
+     .run = &all_to_all_pairwise,
+     .uneven_bytes =
+         [](const Shape& s, int rank, Counts counts) {
+           std::int64_t elements = 0;
+           for (int to = 0; to < s.size; ++to) elements += to == rank ? 0 : counts(rank, to);
+           return in_bytes(s, elements);
+         }},
     {.name = "bruck",
      .summary = "parts jump by the digits of their distance; log2 P hops, for short messages of equal length",
      .supports = even,
@@ -232,7 +336,7 @@ const Algorithm kAllToAll[] = {
            double seconds = 0;
            for (int hop = 0; hop < log2_ceil(s.size); ++hop) {
              const double bytes = static_cast<double>(bruck_slots(s.size, hop)) * part(s);
-             seconds += link.hop_seconds + bytes * link.seconds_per_byte * crossing(s, 1 << hop);
+             seconds += shift_seconds(s, link, 1 << hop, bytes);
            }
            return seconds;
          },
@@ -243,16 +347,13 @@ const Algorithm kAllToAll[] = {
      .summary =
          "inside the node to the receiver's column, then between nodes; few messages on the slow network",
      .supports = with_nodes,
-     // The hop inside the node is counted at the price of the slow network: where it is cheaper, ask for it
-     // by name.
      .seconds =
          [](const Shape& s, const LinkCost& link) {
            if (s.node_size == 1 || s.nodes() == 1) return pairwise_seconds(s, link);
-           const double inside = link.hop_seconds + s.nodes() * part(s) * link.seconds_per_byte;
-           const double between =
-               link.hop_seconds + s.node_size * part(s) * link.seconds_per_byte * s.node_size;
-           return (s.node_size - 1) * (inside + (s.uneven ? link.hop_seconds : 0)) +
-                  (s.nodes() - 1) * between;
+           const LinkCost near = link.inside();
+           const double inside = message(near, s.nodes() * part(s)) + (s.uneven ? near.hop_seconds : 0);
+           const double between = message(link, s.node_size * part(s) * s.node_size);
+           return (s.node_size - 1) * inside + (s.nodes() - 1) * between;
          },
      .bytes =
          [](const Shape& s) {
@@ -260,7 +361,8 @@ const Algorithm kAllToAll[] = {
                            short_block(s) * ((s.node_size - 1) * s.nodes() + (s.nodes() - 1) * s.node_size));
          },
      .rounds = [](const Shape& s) { return (s.node_size - 1) * (s.uneven ? 2 : 1) + s.nodes() - 1; },
-     .run = &all_to_all_hierarchical},
+     .run = &all_to_all_hierarchical,
+     .uneven_bytes = hierarchical_bytes},
 };
 
 }  // namespace

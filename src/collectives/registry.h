@@ -10,8 +10,10 @@
 #include <variant>
 
 #include "patterns/blocks.h"
+#include "weft/collective.h"
 #include "weft/comm.h"
 #include "weft/dtype.h"
+#include "weft/function_ref.h"
 #include "weft/task.h"
 
 namespace weft {
@@ -37,7 +39,7 @@ struct Shape {
   std::int64_t count = 0;  // elements of the whole vector `data` (all_to_all: of `send`), not of a block
   std::size_t element_bytes = 4;
   bool uneven = false;  // blocks are given by counts (the -v calls); formulas then do not apply
-  int node_size = 1;    // ranks that share a scale-out port
+  int node_size = 1;    // consecutive ranks that share a node, and so its scale-out port
   std::size_t micro_op_bytes = std::size_t{1} << 20;
 
   constexpr std::uint64_t bytes() const { return static_cast<std::uint64_t>(count) * element_bytes; }
@@ -54,15 +56,17 @@ struct AllToAllParts {
   bool uneven = false;
 };
 
-// The coroutines. micro_op_bytes is resolved already (never 0); arguments are checked; the fingerprint is
-// declared.
-using AllReduceRun = Task<void>(Comm comm, Dense data, Reduction reduction, std::size_t micro_op_bytes);
-using ReduceScatterRun = Task<void>(Comm comm, Dense data, Blocks blocks, Reduction reduction,
-                                    std::size_t micro_op_bytes);
-using AllGatherRun = Task<void>(Comm comm, Dense data, Blocks blocks, std::size_t micro_op_bytes);
+// The coroutines. Micro-ops and node_size, in the shape that the row was chosen for or alone, are resolved
+// already (never 0); arguments are checked; the fingerprint is declared.
+using AllReduceRun = Task<void>(Comm comm, Dense data, Reduction reduction, Shape shape);
+using ReduceScatterRun = Task<void>(Comm comm, Dense data, Blocks blocks, Reduction reduction, Shape shape);
+using AllGatherRun = Task<void>(Comm comm, Dense data, Blocks blocks, Shape shape);
 using BroadcastRun = Task<void>(Comm comm, Dense data, int root, std::size_t micro_op_bytes);
 using BarrierRun = Task<void>(Comm comm);
 using AllToAllRun = Task<void>(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes);
+
+// Elements that a rank sends to another.
+using Counts = FunctionRef<std::int64_t(int from, int to)>;
 
 struct Algorithm {
   std::string_view name;
@@ -72,6 +76,8 @@ struct Algorithm {
   std::uint64_t (*bytes)(const Shape& shape);  // payload that the busiest rank sends, exactly; even blocks
   int (*rounds)(const Shape& shape);           // hops that the busiest rank takes part in, exactly
   std::variant<AllReduceRun*, ReduceScatterRun*, AllGatherRun*, BroadcastRun*, BarrierRun*, AllToAllRun*> run;
+  // Of an all-to-all with any counts: payload that `rank` sends, exactly.
+  std::uint64_t (*uneven_bytes)(const Shape& shape, int rank, Counts counts) = nullptr;
 };
 
 // Rows keep their place: it is in the fingerprint (6 bits).
@@ -84,6 +90,8 @@ const Algorithm& find_algorithm(Family family, std::string_view name);
 const Algorithm& choose(Family family, const Shape& shape, const LinkCost& link);
 // "auto": choose(); a name: that row; UsageError if it does not support the shape.
 const Algorithm& pick(Family family, std::string_view name, const Shape& shape, const LinkCost& link);
+// What an all-to-all with any counts is chosen by.
+Shape uneven_shape(const Comm& comm, DType dtype, const AllToAllOptions& options);
 // Its place in the family's table.
 std::uint8_t row_of(Family family, const Algorithm& algorithm);
 

@@ -15,6 +15,7 @@ SchemeCost with_quota(const DataParallel& parallel, int bucket, std::int64_t quo
     parts.push_back(parallel.plan().parameter(piece.parameter));
   shape.quota = quota;
   shape.parts = parts;
+  shape.node_size = parallel.group().node_size();
   shape.teams = parallel.state().bucket(bucket).work().team_figures.choice;
   return cost_of(find_scheme(parallel.call(bucket).algorithm), parallel.scheme_options(), shape);
 }

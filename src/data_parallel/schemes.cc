@@ -170,7 +170,10 @@ SchemeCost factor_cost(const SchemeOptions& options, const SchemeShape& shape) {
   for (const ParameterInfo& part : shape.parts) factors.add(part.name, part.rows, part.count, nullptr);
   SchemeCost sum;
   for (const std::int64_t count : {factors.first_count(), factors.second_count()}) {
-    const Shape call{.size = shape.size, .count = count, .micro_op_bytes = shape.micro_op_bytes};
+    const Shape call{.size = shape.size,
+                     .count = count,
+                     .node_size = shape.node_size,
+                     .micro_op_bytes = shape.micro_op_bytes};
     if (count == 0) continue;
     const auto& row = pick(Family::all_reduce, options.all_reduce, call, shape.link);
     sum.bytes += static_cast<std::int64_t>(row.bytes(call));
@@ -279,6 +282,7 @@ SparseShape shape_of(const SparseOptions& call, std::int64_t length, const Schem
   out.codec = wire::sparse_codec_of(call.codec);
   out.link = shape.link;
   out.all_reduce = call.all_reduce;
+  out.node_size = shape.node_size;
   out.micro_op_bytes = shape.micro_op_bytes;
   const bool power = std::has_single_bit(static_cast<unsigned>(call.teams));
   TeamChoice teams{call.teams, call.gather == "r-sag" || (call.gather == "auto" && power)};

@@ -70,6 +70,7 @@ struct SchemeShape {
   LinkCost link{};                       // by which algorithms are chosen
   TeamChoice teams{.teams = 0};          // of a scheme that chooses them; 0: those of a first operation
   std::size_t micro_op_bytes = std::size_t{1} << 20;
+  int node_size = 1;  // of the group (Comm::node_size)
 };
 // Payload that the busiest rank sends for it, in the codec of `options`: exact for the lossless scheme, else
 // a bound. REQUIRES: `scheme` is what the bucket takes.

@@ -35,7 +35,8 @@ std::string seconds_in_words(double seconds) {
 double reduce_seconds(const TableFigures& f, double elements, const LinkCost& link) {
   const Shape shape{.size = f.size,
                     .count = std::llround(elements),
-                    .element_bytes = static_cast<std::size_t>(f.value_bytes)};
+                    .element_bytes = static_cast<std::size_t>(f.value_bytes),
+                    .node_size = link.node_size(f.size)};
   if (f.size == 1 || shape.count == 0) return 0;
   return choose(Family::all_reduce, shape, link).seconds(shape, link);
 }

@@ -59,8 +59,10 @@ class Counter {
 
   void reduce(std::int64_t elements, std::string_view algorithm) {
     if (elements == 0) return;
-    const Shape shape{
-        .size = size_, .count = elements, .element_bytes = static_cast<std::size_t>(batch_.value_bytes)};
+    const Shape shape{.size = size_,
+                      .count = elements,
+                      .element_bytes = static_cast<std::size_t>(batch_.value_bytes),
+                      .node_size = link_.node_size(size_)};
     const Algorithm& row = pick(Family::all_reduce, algorithm, shape, link_);
     const auto bytes = static_cast<std::int64_t>(row.bytes(shape));
     for (TableTraffic::Port& port : out_.ports) {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "weft/collective.h"
+#include "collectives/registry.h"
 
 namespace weft {
 
@@ -295,12 +295,23 @@ void Experts::learn_arrivals(const MicroBatch& batch, Flow& flow, std::int64_t w
   }
 }
 
+// Of a slice, as long as they are on average: all ranks know all tokens, and so choose alike.
+AllToAllOptions Experts::exchange_options(const MicroBatch& batch, std::int64_t width) const {
+  const std::int64_t tokens = sum(batch.tokens) / comm_.size();
+  const std::int64_t rows = capped() ? options_.route.experts * capacity_of(options_.route, tokens)
+                                     : options_.route.choices * tokens;
+  return {.algorithm = options_.all_to_all,
+          .micro_op_bytes = options_.whole ? kWhole : 0,
+          .expected_count = std::max<std::int64_t>(1, rows / options_.route.slices * width)};
+}
+
 Task<void> Experts::travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow, Kind kind, Dense rows) {
   const Ticket before = before_it(*flow, kind);
   if (before.valid()) co_await before.behind();
   if (kind.rows == RowExchange::dispatch) {
-    const Ticket known = me->capped() ? batch->known : flow->known;
-    co_await known;
+    const Ticket tokens = batch->known, rows_known = flow->known;
+    co_await tokens;
+    if (!me->capped()) co_await rows_known;
     me->learn_arrivals(*batch, *flow, me->layer(kind.layer).width);
   }
   Slice& slice = flow->slices[static_cast<std::size_t>(kind.slice)];
@@ -311,8 +322,7 @@ Task<void> Experts::travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow
   memory = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count) *
                                                        size_of(me->options_.dtype));
   const Parts send{rows, to}, recv{Dense(memory.get(), count, me->options_.dtype), from};
-  const AllToAllOptions how{.algorithm = me->options_.all_to_all,
-                            .micro_op_bytes = me->options_.whole ? kWhole : 0};
+  const AllToAllOptions how = me->exchange_options(*batch, me->layer(kind.layer).width);
   co_await all_to_all_v(comm, send, recv, how);
   me->sent_bytes_ += comm.bytes_sent();
 }
@@ -367,23 +377,28 @@ void Experts::step_end() {
   step_bytes_ = sent_bytes_;
   formula_bytes_ = 0;
   if (alone()) return;
-  const auto me = static_cast<std::size_t>(comm_.rank());
-  const std::size_t value = size_of(options_.dtype);
-  const auto add = [&](std::int64_t values) {
-    formula_bytes_ += 2 * values * static_cast<std::int64_t>(value);
-  };
+  const int me = comm_.rank();
   for (const auto& batch : batches_) {
     for (int l = 0; l < num_layers(); ++l) {
-      const std::int64_t places = layer(l).width * local_experts();
-      for (std::size_t r = 0; r < batch->tokens.size(); ++r) {
-        if (r == me) continue;
-        if (capped()) {  // out, and home
-          add(places * capacity_of(options_.route, batch->own_tokens));
-          add(places * capacity_of(options_.route, batch->tokens[r]));
-          continue;
-        }
-        for (const Slice& slice : batch->layers[static_cast<std::size_t>(l)].slices)
-          add(slice.sent[r] + slice.got[r]);
+      const std::int64_t width = layer(l).width;
+      const AllToAllOptions how = exchange_options(*batch, width);
+      const Shape shape = uneven_shape(comm_, options_.dtype, how);
+      const Algorithm& row = pick(Family::all_to_all, how.algorithm, shape, comm_.cost());
+      for (std::size_t s = 0; s < static_cast<std::size_t>(options_.route.slices); ++s) {
+        const Slice& slice = batch->layers[static_cast<std::size_t>(l)].slices[s];
+        // With a capacity it follows from the tokens; else a rank knows what it sends itself.
+        const auto out = [&](int from, int to) -> std::int64_t {
+          if (!capped()) return from == me ? slice.sent[static_cast<std::size_t>(to)] : 0;
+          const std::int64_t places =
+              capacity_of(options_.route, batch->tokens[static_cast<std::size_t>(from)]);
+          return rows_of_slices(places, options_.route.slices)[s] * local_experts() * width;
+        };
+        const auto home = [&](int from, int to) -> std::int64_t {
+          if (!capped()) return from == me ? slice.got[static_cast<std::size_t>(to)] : 0;
+          return out(to, from);
+        };
+        formula_bytes_ += 2 * static_cast<std::int64_t>(row.uneven_bytes(shape, me, out) +
+                                                        row.uneven_bytes(shape, me, home));
       }
     }
   }

@@ -21,7 +21,8 @@
 // (counts), and dispatch waits for that on the engine.
 //
 // Bytes of a rank of g, rows of d values of s bytes, with a capacity: each all-to-all d s E/g times the sum of
-// its own C over the other ranks on the way out, and of the others' C on the way home.
+// its own C over the other ranks on the way out, and of the others' C on the way home. An algorithm that passes
+// rows on inside a node adds those (collectives/registry.h).
 //
 // Thread: one at a time, that of the driver. Memory: it outlives its operations.
 #pragma once
@@ -37,6 +38,7 @@
 
 #include "experts/route.h"
 #include "step/strategy.h"
+#include "weft/collective.h"
 #include "weft/train/shape.h"
 
 namespace weft {
@@ -94,7 +96,7 @@ class Experts final : public Strategy {
   Rows arrived(int layer, RowExchange kind, int slice, int micro_batch) const;
 
   // Payload of rows that this rank sent in the step that has ended last, and by formula: with a capacity from the
-  // ranks' tokens alone, without one from the counts.
+  // ranks' tokens alone, without one from the counts (in which rows that are passed on are not).
   std::uint64_t step_bytes() const { return step_bytes_; }
   std::int64_t formula_bytes() const { return formula_bytes_; }
 
@@ -126,6 +128,7 @@ class Experts final : public Strategy {
   };
   bool capped() const { return options_.route.capacity_factor > 0; }
   bool alone() const { return comm_.size() == 1; }
+  AllToAllOptions exchange_options(const MicroBatch& batch, std::int64_t width) const;
   int place_of(int layer, RowExchange kind, int slice) const;
   int place_of_counts(int layer) const;
   TensorName tensor_of(const Kind& kind) const;

@@ -68,6 +68,10 @@ void predict_run(const TrainOptions& options, int ranks, const std::optional<Emu
   if (!link) {
     over.bytes_per_second = 1 / summary.link.seconds_per_byte;
     over.latency_seconds = summary.link.hop_seconds;
+    if (summary.link.node_ranks > 1) {
+      over.nodes = ranks / summary.link.node_ranks;
+      over.scale_up_bytes_per_second = 1 / summary.link.inside().seconds_per_byte;
+    }
   }
   EmulationOptions emulation = emulation_of(options, ranks, *summary.outline);
   SimulatedCosts costs = measured_costs(options, ranks, *summary.outline);

@@ -58,6 +58,7 @@ std::vector<std::string> not_worth_it(const Outline& outline, const EmulationOpt
     if (bucket.dense) continue;
     const std::vector<ParameterInfo> parts = parts_of(plan, bucket);
     SchemeShape shape{.size = simulation.ranks, .parts = parts, .link = link};
+    shape.node_size = link.node_size(simulation.ranks);
     shape.quota = bucket.count;
     const double dense = cost_of(lossless_scheme(), options, shape).seconds +
                          simulation.costs.kernels.fold_byte * 4 * static_cast<double>(bucket.count);
@@ -87,9 +88,12 @@ double formula_of(const std::vector<ParameterInfo>& parameters, const SchemeOpti
     const std::vector<ParameterInfo> parts = parts_of(plan, bucket);
     const std::int64_t quota = quota_of(bucket, options);
     const Scheme& taken = scheme_of_bucket(find_scheme(options.name), bucket.dense, quota, bucket.count);
-    sum += static_cast<double>(payload_bytes(
-        taken, options,
-        {.size = ranks, .quota = taken.selects ? quota : bucket.count, .parts = parts, .link = link}));
+    const SchemeShape shape{.size = ranks,
+                            .quota = taken.selects ? quota : bucket.count,
+                            .parts = parts,
+                            .link = link,
+                            .node_size = link.node_size(ranks)};
+    sum += static_cast<double>(payload_bytes(taken, options, shape));
   }
   return sum;
 }

@@ -11,19 +11,31 @@ namespace weft {
 
 namespace {
 
-using Values = std::array<double, 3>;
+using Values = std::array<double, 6>;
 
-std::array<double LinkCost::*, 3> fields() {
-  return {&LinkCost::hop_seconds, &LinkCost::seconds_per_byte, &LinkCost::fold_seconds_per_byte};
+Values values_of(const LinkCost& f) {
+  return {f.hop_seconds,           f.seconds_per_byte,
+          f.fold_seconds_per_byte, static_cast<double>(f.node_ranks),
+          f.scale_up_hop_seconds,  f.scale_up_seconds_per_byte};
+}
+LinkCost figures_of(const Values& v) {
+  return {.hop_seconds = v[0],
+          .seconds_per_byte = v[1],
+          .fold_seconds_per_byte = v[2],
+          .node_ranks = static_cast<int>(v[3]),
+          .scale_up_hop_seconds = v[4],
+          .scale_up_seconds_per_byte = v[5]};
 }
 
 bool takes(std::span<const std::byte> bytes) {
   Values values{};
   if (bytes.size() == sizeof values) {
     std::memcpy(values.data(), bytes.data(), sizeof values);
-    if (values[0] > 0 && values[1] > 0 && values[2] >= 0) return true;
+    const bool nodes = values[3] >= 1 && values[3] <= 1e6;
+    if (values[0] > 0 && values[1] > 0 && values[2] >= 0 && nodes && values[4] >= 0 && values[5] >= 0)
+      return true;
   }
-  throw UsageError("the figures of the link are not three, or not positive");
+  throw UsageError("the figures of the link are not six, or not positive");
 }
 
 }  // namespace
@@ -54,12 +66,9 @@ LiveRow LinkFigures::row() {
              .shard = Shard::whole({std::tuple_size_v<Values>}),
              .peers = {world_.rank(), world_.size()}};
   out.read = [this](std::vector<std::byte>& scratch) -> std::span<const std::byte> {
-    const LinkCost figures = current();
-    scratch.clear();
-    for (double LinkCost::* const field : fields()) {
-      const std::span<const std::byte> value = std::as_bytes(std::span(&(figures.*field), 1));
-      scratch.insert(scratch.end(), value.begin(), value.end());
-    }
+    const Values values = values_of(current());
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(values));
+    scratch.assign(bytes.begin(), bytes.end());
     return scratch;
   };
   out.write = [this](std::span<const std::byte> bytes) {
@@ -67,7 +76,7 @@ LiveRow LinkFigures::row() {
     loaded_ = own_;
     if (!bytes.empty()) {
       std::memcpy(values.data(), bytes.data(), sizeof values);
-      for (std::size_t i = 0; i < values.size(); ++i) loaded_.*fields()[i] = values[i];
+      loaded_ = figures_of(values);
     }
     planned_ = plan_by(engine_, loaded_);
   };

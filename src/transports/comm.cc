@@ -195,6 +195,21 @@ Arena& Comm::arena() const { return endpoint().executor().arena(); }
 Time Comm::now() const { return endpoint().executor().now(); }
 std::size_t Comm::micro_op_bytes() const { return endpoint().micro_op_bytes(); }
 const LinkCost& Comm::cost() const { return endpoint().cost(); }
+int Comm::node_size() const {
+  const int node_ranks = cost().node_ranks;
+  if (node_ranks <= 1) return 1;
+  const std::vector<int>& members = group_->members;
+  const auto node_of = [&](std::size_t member) { return members[member] / node_ranks; };
+  std::size_t run = 1;
+  while (run < members.size() && node_of(run) == node_of(0)) ++run;
+  if (members.size() % run != 0) return 1;
+  for (std::size_t member = 0; member < members.size(); ++member) {
+    const bool first = member % run == 0;
+    if (!first && node_of(member) != node_of(member - 1)) return 1;
+    if (first && member > 0 && node_of(member) == node_of(member - 1)) return 1;
+  }
+  return static_cast<int>(run);
+}
 const KernelCosts& Comm::kernels() const { return endpoint().kernels(); }
 
 std::uint64_t Comm::bytes_sent() const { return operation_->bytes_sent; }

@@ -222,6 +222,7 @@ void JobStrategies::add_experts(Engine& engine, const std::vector<int>& paramete
   exchange.holds = policy.announces;
   exchange.defers = policy.defers;
   exchange.whole = policy.whole;
+  exchange.all_to_all = o.all_to_all;
   const Comm group = axis_group(world, mesh, Axis::ep);
   exchange.first_slot = all_->next_slot(group);
   experts_ = &all_->add(std::make_unique<Experts>(engine, group, layers, exchange));

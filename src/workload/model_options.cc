@@ -1,6 +1,7 @@
 #include "weft/train/model_options.h"
 
 #include "base/names.h"
+#include "collectives/registry.h"
 #include "data/batches.h"
 #include "experts/policies.h"
 #include "weft/error.h"
@@ -99,6 +100,9 @@ void check_experts(const std::string& model, const ExpertOptions& o) {
   require(o.slices >= 1 && o.slices <= 1024, "expert-slices must be 1 to 1024" + got(o.slices));
   require(find_expert_policy(o.policy).slices || o.slices == 1,
           "policy " + o.policy + " has tokens in one slice, expert-slices 1" + got(o.slices));
+  if (o.all_to_all != "auto")
+    require(find_algorithm(Family::all_to_all, o.all_to_all).uneven_bytes != nullptr,
+            "expert-all-to-all " + o.all_to_all + " has messages of equal length alone");
   require(o.ranks >= 1 && o.count % o.ranks == 0, std::to_string(o.count) + " experts cannot be dealt to " +
                                                       std::to_string(o.ranks) + " ranks, as many to each");
   require(o.rank >= 0 && o.rank < o.ranks,

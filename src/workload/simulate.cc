@@ -327,6 +327,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     if (options.planned_link) {
       LinkCost planned = *options.planned_link;
       planned.seconds_per_byte *= simulation.byte_scale;
+      planned.scale_up_seconds_per_byte *= simulation.byte_scale;
       planned.fold_seconds_per_byte *= simulation.byte_scale;
       ranks.engine(r).world().endpoint().set_cost(planned);
     }

@@ -198,6 +198,11 @@ std::uint64_t hash_of(const TrainOptions& o) {
        {e.capacity_factor, e.balance_loss, e.z_loss, e.jitter, o.sizes.dropout, o.lr_final,
         o.planned_link.hop_seconds, o.planned_link.seconds_per_byte, o.planned_link.fold_seconds_per_byte})
     add(std::bit_cast<std::uint64_t>(value));
+  if (o.planned_link.node_ranks > 1) {
+    add(static_cast<std::uint64_t>(o.planned_link.node_ranks));
+    for (const double value : {o.planned_link.scale_up_hop_seconds, o.planned_link.scale_up_seconds_per_byte})
+      add(std::bit_cast<std::uint64_t>(value));
+  }
   add(o.seed);
   return hash;
 }

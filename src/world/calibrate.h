@@ -2,6 +2,9 @@
 // the length of micro-ops must be the same everywhere.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "weft/comm.h"
 #include "weft/config.h"
 #include "weft/task.h"
@@ -18,8 +21,17 @@ struct Agreement {
 // would be paid for in latency when ranks outnumber cores.)
 std::uint64_t micro_op_bytes(const LinkCost& cost, const Config& config);
 
-// Ranks 0 and 1 play ping-pong with short and long messages; rank 0's figures go to everybody. `known` on
-// rank 0 skips the measuring, whatever other ranks have there. `agreed` is set on every rank.
-Task<void> calibrate(Comm comm, const LinkCost* known, const Config& config, Agreement& agreed);
+// Consecutive ranks on one host, where all hosts have as many and some rank is on another; else 1.
+int node_ranks_of(std::span<const std::uint64_t> host_of_rank);
+// Nodes of a network that is given, and what it costs inside them.
+void set_nodes(LinkCost& cost, int ranks, int nodes, double scale_up_hop_seconds,
+               double scale_up_bytes_per_second);
+
+// Ranks tell rank 0 their hosts. It plays ping-pong with short and long messages, with rank 1 and, where there
+// are nodes, with the first rank of the next one: inside a node and between nodes apart. Its figures go to
+// everybody. `known` on rank 0 skips the measuring, whatever other ranks have there, and says the nodes, too.
+// `agreed` is set on every rank.
+Task<void> calibrate(Comm comm, const LinkCost* known, std::uint64_t host, const Config& config,
+                     Agreement& agreed);
 
 }  // namespace weft

@@ -28,6 +28,7 @@ class JoinedWorld final : public World {
     parts.pool = pool_.get();
     parts.trace = options.trace;
     parts.priority = options.priority;
+    parts.host = host_identity();
     if (options.decorate) decorated_ = options.decorate(carrier());
     running_ = std::make_unique<RunningWorld>(decorated_ != nullptr ? *decorated_ : carrier(), parts);
     try {

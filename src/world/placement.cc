@@ -1,8 +1,13 @@
 #include "world/placement.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstdlib>
+#include <fstream>
 
+#include "base/identity.h"
 #include "base/units.h"
 #include "weft/error.h"
 #include "weft/world.h"
@@ -107,6 +112,19 @@ Placement placement_of(const JoinOptions& options) {
   out.rank = options.rank;
   out.size = options.size;
   return out;
+}
+
+std::uint64_t host_identity() {
+  std::string text;
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::getline(boot, text);
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) == 0) text += name.data();
+  struct stat network{};
+  if (stat("/proc/self/ns/net", &network) == 0) text += "," + std::to_string(network.st_ino);
+  std::uint64_t hash = 1;
+  for (const char c : text) hash = mix(hash ^ static_cast<unsigned char>(c));
+  return hash;
 }
 
 std::string_view name_of(Placement::Launcher launcher) {

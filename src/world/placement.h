@@ -1,6 +1,7 @@
 // Which rank of how many this process is, from the variables that launchers set.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -27,5 +28,9 @@ Placement detect_placement();  // of this process
 // The caller's, where it gives one.
 Placement placement_of(const JoinOptions& options);
 std::string_view name_of(Placement::Launcher launcher);
+
+// The same for processes of one host that share its network (and so for those of a container), another one
+// for others.
+std::uint64_t host_identity();
 
 }  // namespace weft

@@ -23,9 +23,9 @@ EngineOptions engine_options(const RunningWorld::Parts& parts, Log& log) {
 
 // The endpoint is read on the engine's thread, so it is set there too. REQUIRES (references): as
 // Engine::submit has it.
-Task<void> settle(Comm comm, const LinkCost* known, const Config& config) {
+Task<void> settle(Comm comm, const LinkCost* known, std::uint64_t host, const Config& config) {
   Agreement agreed;
-  co_await calibrate(comm, known, config, agreed);
+  co_await calibrate(comm, known, host, config, agreed);
   comm.endpoint().set_cost(agreed.cost);
   comm.endpoint().set_micro_op_bytes(agreed.micro_op_bytes);
 }
@@ -47,12 +47,19 @@ void RunningWorld::start() {
   const SubmitOptions options = {
       .name = "calibrate", .traffic = TrafficClass::blocking, .timeout = config.connect_timeout};
   log_.info("connected: rank " + std::to_string(rank()) + " of " + std::to_string(size()) + " over " + name_);
-  run(options, [&config, known](Comm comm) { return settle(comm, known, config); });
+  run(options,
+      [&config, known, host = parts_.host](Comm comm) { return settle(comm, known, host, config); });
   kept.keep(figures());
   if (!log_.enabled(LogLevel::info)) return;
   const LinkCost& cost = engine_.world().cost();
   log_.info("a hop takes " + duration_text(from_seconds(cost.hop_seconds)) + ", a port carries " +
             std::to_string(1e-6 / cost.seconds_per_byte) + " MB/s");
+  if (cost.node_ranks > 1) {
+    const LinkCost inside = cost.inside();
+    log_.info(std::to_string(cost.node_ranks) + " ranks share a node, inside which a hop takes " +
+              duration_text(from_seconds(inside.hop_seconds)) + ", and a port carries " +
+              std::to_string(1e-6 / inside.seconds_per_byte) + " MB/s");
+  }
 }
 
 RunningWorld::~RunningWorld() {

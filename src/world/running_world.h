@@ -19,6 +19,7 @@ class RunningWorld : public World {
     Trace* trace = nullptr;
     bool priority = true;
     const LinkCost* known_cost = nullptr;  // null: measured
+    std::uint64_t host = 0;                // the same for ranks that share a node
   };
 
   RunningWorld(Transport& transport, const Parts& parts);

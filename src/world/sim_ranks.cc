@@ -16,6 +16,8 @@ LinkCost cost_of(const LinkOptions& link, const KernelCosts& kernels) {
   cost.hop_seconds = std::max(link.latency_seconds + link.overhead_seconds, 1e-9);
   cost.seconds_per_byte = std::max(1.0 / link.bytes_per_second, 1e-12);
   cost.fold_seconds_per_byte = kernels.fold_byte;
+  set_nodes(cost, link.ranks, link.nodes, link.scale_up_latency_seconds + link.overhead_seconds,
+            link.scale_up_bytes_per_second);
   return cost;
 }
 
@@ -27,6 +29,7 @@ SimRanks::SimRanks(const SimRanksOptions& options) : world_(options.sim) {
   const auto virtual_micro_op = static_cast<double>(micro_op_bytes(cost, options.config));
   const auto micro_op = static_cast<std::size_t>(std::max(64.0, virtual_micro_op / link.byte_scale)) / 8 * 8;
   cost.seconds_per_byte *= link.byte_scale;
+  cost.scale_up_seconds_per_byte *= link.byte_scale;
   cost.fold_seconds_per_byte *= link.byte_scale;
   const KernelCosts kernels = scaled(options.kernels, link.byte_scale);
   if (options.traces != nullptr) options.traces->resize(static_cast<std::size_t>(link.ranks));

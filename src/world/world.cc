@@ -21,7 +21,7 @@ namespace {
 class EmulatedNetwork {
  public:
   EmulatedNetwork(const std::optional<EmulatedLink>& link, ThreadsWorld& transports, int ranks)
-      : plain_(transports) {
+      : plain_(transports), hosts_(static_cast<std::size_t>(ranks), 0) {
     if (!link) return;
     if (!(link->bytes_per_second >= 0) || !(link->scale_up_bytes_per_second >= 0))
       throw UsageError("an emulated link has a rate of bytes per second, or 0 for none");
@@ -31,11 +31,16 @@ class EmulatedNetwork {
     options.nodes = link->nodes;
     if (link->scale_up_bytes_per_second > 0)
       options.scale_up_bytes_per_second = link->scale_up_bytes_per_second;
+    check(options);
+    for (int r = 0; link->nodes > 0 && r < ranks; ++r)
+      hosts_[static_cast<std::size_t>(r)] = static_cast<std::uint64_t>(node_of(options, r));
     if (link->bytes_per_second > 0) {
       options.bytes_per_second = link->bytes_per_second;
+      constexpr double kWakingUp = 30e-6;
       LinkCost cost;
-      cost.hop_seconds = link->latency_seconds + 30e-6;  // and waking up
+      cost.hop_seconds = link->latency_seconds + kWakingUp;
       cost.seconds_per_byte = 1.0 / link->bytes_per_second;
+      set_nodes(cost, ranks, link->nodes, kWakingUp, options.scale_up_bytes_per_second);
       known_ = cost;
     }
     network_ = std::make_unique<ShapedNetwork>(options);
@@ -48,11 +53,13 @@ class EmulatedNetwork {
     return *shaped_[static_cast<std::size_t>(rank)];
   }
   const LinkCost* known_cost() const { return known_ ? &*known_ : nullptr; }
+  std::uint64_t host(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
 
  private:
   ThreadsWorld& plain_;
   std::unique_ptr<ShapedNetwork> network_;
   std::vector<std::unique_ptr<ShapedTransport>> shaped_;
+  std::vector<std::uint64_t> hosts_;  // node of each rank; all the same where there are none
   std::optional<LinkCost> known_;
 };
 
@@ -138,6 +145,7 @@ void run_ranks(int ranks, const RunOptions& options, const std::function<void(Wo
     parts.trace = options.traces != nullptr ? &(*options.traces)[static_cast<std::size_t>(r)] : nullptr;
     parts.priority = options.priority;
     parts.known_cost = network.known_cost();
+    parts.host = network.host(r);
     std::unique_ptr<Transport> decorated;
     try {
       if (options.decorate) decorated = options.decorate(transport);

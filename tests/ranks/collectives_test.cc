@@ -87,10 +87,13 @@ TEST_P(Collectives, SplitMakesGroupsThatWork) {
 }
 
 TEST(CollectiveMemory, LongVectorsInManyPieces) {  // above the eager limit, several receives ahead
-  with_ranks({.ranks = 3}, [](TestRank& rank) {
+  with_ranks({.ranks = 4}, [](TestRank& rank) {
     for (const Algorithm& row : algorithms(Family::all_reduce)) {
-      check_all_reduce<float>(rank, {row.name, DType::float32, Reduction::sum, 50'001, 9000, false, 7});
-      check_all_reduce<bfloat16>(rank, {row.name, DType::bfloat16, Reduction::sum, 50'001, 0, false, 8});
+      const int node_size = node_sizes_of(row, 4).size() > 1 ? 2 : 0;
+      check_all_reduce<float>(rank,
+                              {row.name, DType::float32, Reduction::sum, 50'001, 9000, false, 7, node_size});
+      check_all_reduce<bfloat16>(rank,
+                                 {row.name, DType::bfloat16, Reduction::sum, 50'001, 0, false, 8, node_size});
     }
   });
 }
@@ -117,7 +120,8 @@ TEST(CollectiveMemory, OfOneOperationServesTheNext) {
 // A ring that folds the last block of the first trip twice: what the reference must not let pass.
 Task<void> broken_ring(Comm comm, Dense data, Reduction reduction) {
   AllReduceRun* ring = std::get<AllReduceRun*>(find_algorithm(Family::all_reduce, "ring").run);
-  co_await ring(comm, data, reduction, 1000);
+  const Shape shape{.size = comm.size(), .count = data.count, .micro_op_bytes = 1000};
+  co_await ring(comm, data, reduction, shape);
   const std::vector<std::byte> copy(data.data, data.data + data.size_bytes() / 2);
   const Dense half = data.sub(0, data.count / 2);
   scalar::fold_two(half, half.bytes(), std::span(copy).first(half.size_bytes()), reduction);
@@ -136,8 +140,9 @@ TEST(CollectiveControl, TheReferencesTellOrdersOfAdditionApart) {
   const auto inputs = reference::make_inputs<float>(8, 1000, 3, false);
   std::vector<std::vector<float>> results;
   for (const Algorithm& row : algorithms(Family::all_reduce)) {
-    results.push_back(reference::all_reduce(row.name, inputs, Reduction::sum));
+    results.push_back(reference::all_reduce(row.name, inputs, Reduction::sum, 4));
   }
+  results.push_back(reference::all_reduce("two_level", inputs, Reduction::sum, 2));
   for (std::size_t a = 0; a < results.size(); ++a) {
     for (std::size_t b = a + 1; b < results.size(); ++b)
       EXPECT_FALSE(reference::same_bits(results[a], results[b]));

@@ -53,13 +53,16 @@ TEST_P(Finishing, EveryElementOnce) {
   const auto [ranks, length] = GetParam();
   for (const auto& [name, again] :
        {std::pair("ring", false), std::pair("ring", true), std::pair("recursive_doubling", false),
-        std::pair("rabenseifner", false), std::pair("direct", false)}) {
+        std::pair("rabenseifner", false), std::pair("direct", false), std::pair("two_level", false),
+        std::pair("two_level", true)}) {
     run_ranks(ranks, [&, algorithm = std::string_view(name), again = again](World& world) {
       std::vector<float> data(length);
       for (std::size_t i = 0; i < length; ++i)  // whole numbers: any order of additions gives the same
         data[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(world.rank()) * 13) % 1001);
       Quarter quarter(data, again);
-      const AllReduceOptions options{.algorithm = algorithm};
+      const bool is_ring = algorithm == "ring", by_nodes = algorithm == "two_level";
+      const int node_size = by_nodes && ranks % 2 == 0 ? 2 : 1;
+      const AllReduceOptions options{.algorithm = algorithm, .node_size = node_size};
       world.run({.name = "sum"}, [&](Comm comm) {
         return all_reduce_and_finish(comm, Dense(std::span(data)), &quarter, options);
       });
@@ -73,11 +76,13 @@ TEST_P(Finishing, EveryElementOnce) {
       }
       // Control: a result that is divided again is seen, where others make some of the results.
       EXPECT_EQ(equal, !again || quarter.results == 0);
-      const bool is_ring = algorithm == "ring";
-      // Of a ring, a rank makes its own block.
-      const auto owned =
-          static_cast<std::size_t>(block_of(static_cast<std::int64_t>(length), ranks, world.rank()).count);
-      EXPECT_EQ(static_cast<std::size_t>(quarter.results), is_ring ? length - owned : 0);
+      // Of a ring, a rank makes its own block; of two levels, that of its node in its place's block.
+      const auto all = static_cast<std::int64_t>(length);
+      const std::int64_t of_place = block_of(all, node_size, world.rank() % node_size).count;
+      const std::int64_t owned = is_ring
+                                     ? block_of(all, ranks, world.rank()).count
+                                     : block_of(of_place, ranks / node_size, world.rank() / node_size).count;
+      EXPECT_EQ(quarter.results, is_ring || by_nodes ? all - owned : 0);
     });
   }
 }

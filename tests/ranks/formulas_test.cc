@@ -27,11 +27,14 @@ Task<void> run_row(Comm comm, Call call, std::span<std::int32_t> data, std::span
   const std::string_view name = call.row.name;
   switch (call.family) {
     case Family::all_reduce:
-      return all_reduce(comm, data, {.algorithm = name, .micro_op_bytes = micro_op});
+      return all_reduce(comm, data,
+                        {.algorithm = name, .node_size = call.shape.node_size, .micro_op_bytes = micro_op});
     case Family::reduce_scatter:
-      return reduce_scatter(comm, data, {.algorithm = name, .micro_op_bytes = micro_op});
+      return reduce_scatter(
+          comm, data, {.algorithm = name, .node_size = call.shape.node_size, .micro_op_bytes = micro_op});
     case Family::all_gather:
-      return all_gather(comm, data, {.algorithm = name, .micro_op_bytes = micro_op});
+      return all_gather(comm, data,
+                        {.algorithm = name, .micro_op_bytes = micro_op, .node_size = call.shape.node_size});
     case Family::broadcast: {
       const int root = static_cast<int>(call.shape.count % comm.size());  // formulas hold for any root
       return broadcast(comm, data, {.root = root, .algorithm = name, .micro_op_bytes = micro_op});
@@ -53,9 +56,8 @@ std::vector<Call> calls_at(int size) {
   for (const Family family : kFamilies) {
     for (const Algorithm& row : algorithms(family)) {
       for (const std::int64_t count : {0, 1, size - 1, size, 3 * size + 1, 12 * size + 7}) {
-        for (int node_size = 1; node_size <= size; ++node_size) {
-          const bool divides = size % node_size == 0;
-          if (node_size > 1 && (row.name != "hierarchical" || !divides)) continue;
+        for (const int asked : node_sizes_of(row, size)) {
+          const int node_size = std::max(1, asked);
           const std::int64_t whole = family == Family::all_to_all ? count * size : count;
           for (const std::size_t micro_op : {std::size_t{1} << 20, std::size_t{20}}) {
             if (micro_op == 20 && count % 3 != 0) continue;
@@ -145,6 +147,13 @@ TEST(Formulas, AreTheTextbooksWhereBlocksAreEqual) {
     EXPECT_EQ(bytes(Family::all_gather, "bruck"), n * (p - 1) / p);
     EXPECT_EQ(bytes(Family::broadcast, "scatter_allgather"), 2 * n * (p - 1) / p);
     EXPECT_EQ(bytes(Family::all_to_all, "pairwise"), n * (p - 1) / p);
+    if (size % 2 == 0) {
+      const Shape pairs{.size = size, .count = 6 * size, .node_size = 2};
+      const std::uint64_t nodes = p / 2;
+      EXPECT_EQ(find_algorithm(Family::all_reduce, "two_level").bytes(pairs), n + n * (nodes - 1) / nodes);
+      EXPECT_EQ(find_algorithm(Family::reduce_scatter, "two_level").bytes(pairs), n * (p - 1) / p);
+      EXPECT_EQ(find_algorithm(Family::all_gather, "two_level").bytes(pairs), n * (p - 1) / p);
+    }
     if ((p & (p - 1)) != 0) continue;
     const auto log2 = static_cast<std::uint64_t>(std::bit_width(p) - 1);
     EXPECT_EQ(bytes(Family::all_reduce, "recursive_doubling"), n * log2);
@@ -165,6 +174,46 @@ TEST(Selection, FollowsTheLink) {
   EXPECT_EQ(chosen(Family::all_to_all, {.size = 8, .count = 8}), "bruck");
   EXPECT_EQ(chosen(Family::all_to_all, {.size = 8, .count = 1 << 22}), "pairwise");
   EXPECT_NE(chosen(Family::all_to_all, {.size = 8, .count = 8, .uneven = true}), "bruck");
+}
+
+TEST(Selection, FollowsTheLevels) {
+  LinkCost link{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 1 / 4e9};
+  link.node_ranks = 4;
+  link.scale_up_hop_seconds = 1e-6;
+  link.scale_up_seconds_per_byte = 1 / 1250e6;
+  const auto chosen = [&](Family family, const Shape& shape) { return choose(family, shape, link).name; };
+  for (const Family family : {Family::all_reduce, Family::reduce_scatter, Family::all_gather}) {
+    EXPECT_EQ(chosen(family, {.size = 8, .count = 1 << 22, .node_size = 4}), "two_level");
+    EXPECT_NE(chosen(family, {.size = 8, .count = 1 << 22, .node_size = 1}), "two_level")
+        << "no two share a node";
+    EXPECT_NE(chosen(family, {.size = 8, .count = 1 << 22, .node_size = 8}), "two_level") << "all share one";
+  }
+  // Few long messages where a hop between nodes costs more than its bytes; else the bytes inside count.
+  EXPECT_EQ(chosen(Family::all_to_all, {.size = 8, .count = 8 << 8, .node_size = 4}), "hierarchical");
+  EXPECT_EQ(chosen(Family::all_to_all, {.size = 8, .count = 8 << 20, .node_size = 4}), "pairwise");
+  // A group inside a node pays the price of the node.
+  const Shape near{.size = 4, .count = 1 << 20, .node_size = 4}, far{.size = 4, .count = 1 << 20};
+  for (const Family family : kFamilies) {
+    for (const Algorithm& row : algorithms(family)) {
+      EXPECT_LT(row.seconds(near, link), row.seconds(far, link)) << name_of(family) << " " << row.name;
+      EXPECT_EQ(row.seconds(near, link.inside()), row.seconds(near, link));
+    }
+  }
+}
+
+// With one level, whoever shares a node, nothing is cheaper inside: every row costs what it did.
+TEST(Selection, OfOneLevelNeedsNoNodes) {
+  const LinkCost flat{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 1 / 4e9};
+  for (const Family family : kFamilies) {
+    for (const Algorithm& row : algorithms(family)) {
+      for (const int size : {1, 4, 6, 8}) {
+        const Shape alone{.size = size, .count = 1 << 16},
+            together{.size = size, .count = 1 << 16, .node_size = size};
+        EXPECT_DOUBLE_EQ(row.seconds(alone, flat), row.seconds(together, flat))
+            << name_of(family) << " " << row.name << " " << size;
+      }
+    }
+  }
 }
 
 TEST(Selection, RunsWhatItChooses) {

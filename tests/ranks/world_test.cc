@@ -116,6 +116,41 @@ TEST(World, FiguresAsTextComeBackToTheBit) {
     EXPECT_THROW(parse_figures(bad), UsageError) << bad;
 }
 
+TEST(World, FiguresOfTwoLevelsAsTextComeBackToTheBit) {
+  LinkCost levels{.hop_seconds = 0.1 + 0.2, .seconds_per_byte = 1e-9 / 3};
+  levels.node_ranks = 4;
+  levels.scale_up_hop_seconds = 1e-6 / 7;
+  levels.scale_up_seconds_per_byte = 1e-10 / 3;
+  const LinkCost back = parse_figures(text_of(levels));
+  EXPECT_EQ(back.node_ranks, 4);
+  EXPECT_EQ(back.scale_up_hop_seconds, levels.scale_up_hop_seconds);
+  EXPECT_EQ(back.scale_up_seconds_per_byte, levels.scale_up_seconds_per_byte);
+  EXPECT_EQ(text_of(back), text_of(levels));
+  EXPECT_EQ(text_of(LinkCost{}).find("node"), std::string::npos) << "one level says nothing of nodes";
+  const std::string flat = text_of(LinkCost{});
+  for (const char* bad : {",node_ranks=4", ",node_ranks=1,scale_up_hop_seconds=1,scale_up_seconds_per_byte=1",
+                          ",node_ranks=2.5,scale_up_hop_seconds=1,scale_up_seconds_per_byte=1",
+                          ",node_ranks=4,scale_up_hop_seconds=0,scale_up_seconds_per_byte=1",
+                          ",node_ranks=4,scale_up_hop_seconds=1,scale_up_seconds_per_byte=1,"})
+    EXPECT_THROW(parse_figures(flat + bad), UsageError) << bad;
+}
+
+// What a network with nodes says of itself, and what is measured where it says no rate.
+TEST(World, KnowsItsNodes) {
+  for (const double rate : {1e9, 0.0}) {
+    RunOptions options;
+    options.link = EmulatedLink{.bytes_per_second = rate, .nodes = 2, .scale_up_bytes_per_second = 10e9};
+    run_ranks(4, options, [](World& world) {
+      EXPECT_EQ(world.figures().node_ranks, 2);
+      EXPECT_EQ(world.comm().node_size(), 2);
+      const int other = (world.rank() + 2) % 4;
+      const std::vector<int> apart{std::min(world.rank(), other), std::max(world.rank(), other)};
+      EXPECT_EQ(world.subgroup(apart).node_size(), 1);
+    });
+  }
+  run_ranks(4, {}, [](World& world) { EXPECT_EQ(world.comm().node_size(), 1) << "one host, one level"; });
+}
+
 TEST(World, AFailingRankStopsTheOthersAndItsErrorIsTheOneSeen) {
   std::atomic<int> stopped{0};
   try {

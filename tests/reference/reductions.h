@@ -19,6 +19,19 @@ inline int block_of_index(std::int64_t i, std::int64_t n, int size) {
   return block;
 }
 
+// Of a vector that is cut for the places of a node, and these blocks again for the nodes: whose element i is.
+inline int place_of_index(std::size_t i, std::size_t n, int node_size) {
+  return block_of_index(static_cast<std::int64_t>(i), static_cast<std::int64_t>(n), node_size);
+}
+inline int node_of_index(std::size_t i, std::size_t n, int size, int node_size) {
+  const int place = place_of_index(i, n, node_size);
+  const auto length = static_cast<std::int64_t>(n);
+  const auto count = [&](int at) { return length / node_size + (at < length % node_size ? 1 : 0); };
+  auto within = static_cast<std::int64_t>(i);
+  for (int before = 0; before < place; ++before) within -= count(before);
+  return block_of_index(within, count(place), size / node_size);
+}
+
 // x[b] + (x[b-1] + ( ... + (x[b+2] + x[b+1])))
 template <class T>
 T ring_sum(const std::vector<T>& x, int block, Reduction reduction) {
@@ -69,8 +82,20 @@ T halving_sum(const std::vector<T>& x, int block, Reduction reduction) {
   return at[0];
 }
 
+// Inside each node the ring of its ranks, where block `place` is summed; of these sums the ring of the nodes,
+// where block `node` is.
 template <class T>
-std::vector<T> all_reduce(std::string_view algorithm, const Inputs<T>& inputs, Reduction reduction) {
+T two_level_sum(const std::vector<T>& x, int node_size, int place, int node, Reduction reduction) {
+  std::vector<T> sums;
+  for (auto first = x.begin(); first != x.end(); first += node_size)
+    sums.push_back(ring_sum(std::vector<T>(first, first + node_size), place, reduction));
+  return ring_sum(sums, node, reduction);
+}
+
+// `node_size`: of two_level.
+template <class T>
+std::vector<T> all_reduce(std::string_view algorithm, const Inputs<T>& inputs, Reduction reduction,
+                          int node_size = 1) {
   const auto size = static_cast<int>(inputs.size());
   const std::size_t n = inputs[0].size();
   std::vector<T> result(n);
@@ -86,6 +111,9 @@ std::vector<T> all_reduce(std::string_view algorithm, const Inputs<T>& inputs, R
       result[i] = halving_sum(x, block, reduction);
     else if (algorithm == "direct")
       result[i] = rank_order_sum(x, reduction);
+    else if (algorithm == "two_level")
+      result[i] = two_level_sum(x, node_size, place_of_index(i, n, node_size),
+                                node_of_index(i, n, size, node_size), reduction);
     else
       throw UsageError("no reference for this algorithm: write one");
   }

@@ -165,6 +165,66 @@ TEST(SimulatedExperts, PlainOverlapIsSlowedDownAsAFairLinkDoes) {
   for (const Trace& trace : first.traces) EXPECT_LT(backward_seconds(trace) / forward_seconds(trace), 1.3);
 }
 
+// 12 layers, every second with experts, 1,024 tokens a rank, on 2 nodes of 4 ranks, where a node is ten times as
+// fast inside; hierarchical all-to-alls.
+Outcome on_two_nodes(const std::string& policy) {
+  ModelOptions o = model_options("gpt-moe", "tiny");
+  o.vocabulary = 512;
+  o.context = 1024;
+  o.width = 256;
+  o.heads = 4;
+  o.layers = 12;
+  o.experts.count = 8;
+  o.experts.ranks = kRanks;
+  o.experts.policy = policy;
+  o.experts.all_to_all = "hierarchical";
+  o.experts.slices = 1;
+  TrainOptions options;
+  options.model = "gpt-moe";
+  options.sizes = o;
+  options.scheme.name = "dense";
+  options.scheme.buckets.bucket_bytes = 4 << 20;
+  options.steps = 1;
+  o.experts.ranks = 1;
+  const Outline outline = outline_from_flops(model_shape("gpt-moe", o), 1024, 100e9);
+  SimulationOptions simulation;
+  simulation.ranks = kRanks;
+  simulation.link = {
+      .bytes_per_second = 250e6, .latency_seconds = 20e-6, .nodes = 2, .scale_up_bytes_per_second = 2500e6};
+  Outcome out;
+  simulation.traces = &out.traces;
+  const EmulatedRun run = simulate(options, outline, simulation);
+  out.step_seconds = mean(run.ranks[0].step_seconds);
+  return out;
+}
+
+double bytes_to_other_nodes(const Trace& trace, int rank, TrafficClass traffic) {
+  double sum = 0;
+  for (const TraceEvent& e : trace.events()) {
+    if (e.kind == TraceEvent::Kind::micro_op && e.traffic == traffic && e.peer / 4 != rank / 4)
+      sum += static_cast<double>(e.bytes);
+  }
+  return sum;
+}
+
+// The same where ranks share a node's port: gradients by two levels, all-to-alls by hierarchy.
+TEST(SimulatedExperts, PlainOverlapOnTwoNodesIsSlowedDownAsAFairLinkDoes) {
+  const Outcome plain = on_two_nodes("plain");
+  double gradients = 0, all_to_alls = 0;
+  for (int r = 0; r < kRanks; ++r) {
+    const Trace& trace = plain.traces[static_cast<std::size_t>(r)];
+    const double ratio = backward_seconds(trace) / forward_seconds(trace);
+    EXPECT_GT(ratio, 1.3) << r;
+    EXPECT_LT(ratio, 2.2) << r;
+    gradients += bytes_to_other_nodes(trace, r, TrafficClass::gradient);
+    all_to_alls += bytes_to_other_nodes(trace, r, TrafficClass::blocking);
+  }
+  EXPECT_GT(gradients / (all_to_alls / 2), 0.6) << "backward has half of the all-to-alls";
+  // Control: where all-to-alls go first, they are as long backward as forward.
+  const Outcome first = on_two_nodes("micro-ops");
+  for (const Trace& trace : first.traces) EXPECT_LT(backward_seconds(trace) / forward_seconds(trace), 1.3);
+}
+
 TEST(SimulatedExperts, LinaIsFasterThanWhatItIsComparedWith) {
   std::map<std::string, double> step;
   for (const ExpertPolicy& policy : kExpertPolicies)

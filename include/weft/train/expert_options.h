@@ -20,9 +20,10 @@ struct ExpertOptions {
   int slices = 2;                 // in which a batch's rows travel and are computed (their sums differ by
                                   // rounding)
   // affects speed only
-  std::string policy = "lina";  // how all-to-alls and gradients share the network: `weft info` lists them
-  int ranks = 1;                // that the experts of a layer are dealt to, as many to each
-  int rank = 0;                 // which of them this is
+  std::string policy = "lina";      // how all-to-alls and gradients share the network: `weft info` lists them
+  std::string all_to_all = "auto";  // algorithm of the all-to-alls: `weft info` lists them
+  int ranks = 1;                    // that the experts of a layer are dealt to, as many to each
+  int rank = 0;                     // which of them this is
 };
 
 }  // namespace weft

@@ -2,10 +2,11 @@
 // one message to each rank, one to each neighbour in the node and one to each other node, so that few, long
 // messages cross the slow network. A column is the ranks with equal place in their nodes.
 //   Step 1  uneven only: tell each neighbour how much it will get for each node of its column
-//   Step 2  inside the node: give each neighbour what is meant for its column, own node included; what is
-//           for this rank lands in its place, the rest in a staging area, ordered by node, then by neighbour
-//   Step 3  along the column: the staging area of node b goes to this column's rank in b, where it lands in
-//           its place
+//   Step 2  inside the node: give each neighbour what is meant for its column; what is for other nodes goes
+//           first, into a staging area, ordered by node, then by neighbour; what is for this node lands in its
+//           place, also while
+//   Step 3  along the column the staging area of node b goes to this column's rank in b, where it lands in its
+//           place
 // Rounds: (node_size-1) + (nodes-1), and node_size-1 more where uneven. Bytes sent by a rank, equal parts of
 // p bytes: (node_size-1) nodes p inside the node, (nodes-1) node_size p between nodes.
 #include <string>
@@ -35,8 +36,7 @@ class Plan {
 
   Arena& arena() const { return comm_.arena(); }  // where the frames of these coroutines come from
   Task<void> agree_counts();
-  Task<void> inside_node();
-  Task<void> along_column();
+  Task<void> exchange();
 
  private:
   Dense part_for(int rank) const { return block_of(exchange_.send, exchange_.send_blocks, rank); }
@@ -48,6 +48,9 @@ class Plan {
   void check_counts(int local);
   void lay_out_staging();
   Dense staged(int node, int local);
+  void post_inside(TransferQueue& transfers, bool own_node);
+  void post_column(TransferQueue& transfers);
+  Task<void> copy_own();
   std::uint32_t hop_inside(int gap) const {
     return static_cast<std::uint32_t>(gap - 1 + (exchange_.uneven ? grid_.node_size - 1 : 0));
   }
@@ -134,35 +137,27 @@ void Plan::lay_out_staging() {
   staging_memory_ = comm_.buffer(static_cast<std::size_t>(total) * size_of(exchange_.send.dtype));
 }
 
-// Step 2
-Task<void> Plan::inside_node() {
-  lay_out_staging();
-  TransferQueue transfers(comm_);
+// What stays in the node, or what leaves it.
+void Plan::post_inside(TransferQueue& transfers, bool own_node) {
   for (int gap = 1; gap < grid_.node_size; ++gap) {
     const int from = neighbour(-gap);
     for (int node = 0; node < grid_.nodes(); ++node) {
-      const Pieces in(node == node_ ? place_of(from) : staged(node, grid_.local_of(from)), micro_op_bytes_);
+      if ((node == node_) != own_node) continue;
+      const Pieces in(own_node ? place_of(from) : staged(node, grid_.local_of(from)), micro_op_bytes_);
       for (std::int64_t i = 0; i < in.size(); ++i) transfers.add(comm_.recv(from, hop_inside(gap), in[i]));
     }
   }
   for (int gap = 1; gap < grid_.node_size; ++gap) {
     const int to = neighbour(gap);
     for (int node = 0; node < grid_.nodes(); ++node) {
+      if ((node == node_) != own_node) continue;
       const Pieces out(part_for(grid_.rank_of(node, grid_.local_of(to))), micro_op_bytes_);
       for (std::int64_t i = 0; i < out.size(); ++i) transfers.add(comm_.send(to, hop_inside(gap), out[i]));
     }
   }
-  for (int node = 0; node < grid_.nodes(); ++node) {
-    const Dense from = part_for(grid_.rank_of(node, local_));
-    const Dense into = node == node_ ? place_of(comm_.rank()) : staged(node, local_);
-    co_await copy_bytes(comm_, from.bytes(), into.bytes());
-  }
-  while (!transfers.empty()) co_await transfers.next();
 }
 
-// Step 3
-Task<void> Plan::along_column() {
-  TransferQueue transfers(comm_);
+void Plan::post_column(TransferQueue& transfers) {
   for (int gap = 1; gap < grid_.nodes(); ++gap) {
     const int first = grid_.rank_of(grid_.node_of(column(-gap)), 0);
     const std::int64_t begin = exchange_.recv_blocks.begin(first);
@@ -179,7 +174,28 @@ Task<void> Plan::along_column() {
     for (std::int64_t i = 0; i < out.size(); ++i)
       transfers.add(comm_.send(column(gap), hop_column(gap), out[i]));
   }
-  while (!transfers.empty()) co_await transfers.next();
+}
+
+Task<void> Plan::copy_own() {
+  for (int node = 0; node < grid_.nodes(); ++node) {
+    const Dense from = part_for(grid_.rank_of(node, local_));
+    const Dense into = node == node_ ? place_of(comm_.rank()) : staged(node, local_);
+    co_await copy_bytes(comm_, from.bytes(), into.bytes());
+  }
+}
+
+Task<void> Plan::exchange() {
+  // Step 2
+  lay_out_staging();
+  TransferQueue leaving(comm_), staying(comm_);
+  post_inside(leaving, false);
+  post_inside(staying, true);
+  co_await copy_own();
+  while (!leaving.empty()) co_await leaving.next();
+  // Step 3
+  post_column(leaving);
+  while (!leaving.empty()) co_await leaving.next();
+  while (!staying.empty()) co_await staying.next();
 }
 
 }  // namespace
@@ -187,8 +203,7 @@ Task<void> Plan::along_column() {
 Task<void> all_to_all_hierarchical(Comm comm, AllToAllParts exchange, std::size_t micro_op_bytes) {
   Plan plan(comm, exchange, micro_op_bytes);
   co_await plan.agree_counts();
-  co_await plan.inside_node();
-  co_await plan.along_column();
+  co_await plan.exchange();
 }
 
 }  // namespace weft

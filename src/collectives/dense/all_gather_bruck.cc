@@ -26,9 +26,9 @@ Task<void> bruck_gather(Comm comm, Dense data, Blocks blocks, int own_block, std
   }
 }
 
-Task<void> all_gather_bruck(Comm comm, Dense data, Blocks blocks, std::size_t micro_op_bytes) {
+Task<void> all_gather_bruck(Comm comm, Dense data, Blocks blocks, Shape shape) {
   const int rank = comm.rank();
-  return bruck_gather(std::move(comm), data, blocks, rank, micro_op_bytes);
+  return bruck_gather(std::move(comm), data, blocks, rank, shape.micro_op_bytes);
 }
 
 }  // namespace weft

@@ -11,13 +11,13 @@
 
 namespace weft {
 
-Task<void> all_gather_ring(Comm comm, Dense data, Blocks blocks, std::size_t micro_op_bytes) {
+Task<void> all_gather_ring(Comm comm, Dense data, Blocks blocks, Shape shape) {
   const int size = comm.size();
   return ring_pass(std::move(comm), {.data = data,
                                      .blocks = blocks,
                                      .first_hop = size - 1,
                                      .last_hop = ring_hops(size),
-                                     .micro_op_bytes = micro_op_bytes});
+                                     .micro_op_bytes = shape.micro_op_bytes});
 }
 
 }  // namespace weft

@@ -34,10 +34,10 @@ Task<void> fold_in_rank_order(Comm comm, Dense own, Dense prefix, Reduction redu
 
 }  // namespace
 
-Task<void> all_reduce_direct(Comm comm, Dense data, Reduction reduction, std::size_t micro_op_bytes) {
+Task<void> all_reduce_direct(Comm comm, Dense data, Reduction reduction, Shape shape) {
   if (comm.size() == 1) co_return;
   const Blocks blocks(comm.size(), data.count);
-  const auto pieces_of = [&](int rank) { return Pieces(block_of(data, blocks, rank), micro_op_bytes); };
+  const auto pieces_of = [&](int rank) { return Pieces(block_of(data, blocks, rank), shape.micro_op_bytes); };
 
   // Step 1
   TransferQueue offers(comm);

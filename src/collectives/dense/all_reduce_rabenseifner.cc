@@ -14,7 +14,7 @@
 
 namespace weft {
 
-Task<void> all_reduce_rabenseifner(Comm comm, Dense data, Reduction reduction, std::size_t micro_op_bytes) {
+Task<void> all_reduce_rabenseifner(Comm comm, Dense data, Reduction reduction, Shape shape) {
   const Blocks blocks(comm.size(), data.count);
   const Hops halving = halving_hops(comm.size());
 
@@ -25,7 +25,7 @@ Task<void> all_reduce_rabenseifner(Comm comm, Dense data, Reduction reduction, s
                                .hop = hop.number,
                                .fold = true,
                                .reduction = reduction,
-                               .micro_op_bytes = micro_op_bytes};
+                               .micro_op_bytes = shape.micro_op_bytes};
     const Bag outgoing(data, blocks, comm.rank() + hop.sent, hop.count);
     const Bag incoming(data, blocks, comm.rank() + hop.received, hop.count);
     co_await exchange_bags(comm, exchange, outgoing, incoming);
@@ -33,7 +33,7 @@ Task<void> all_reduce_rabenseifner(Comm comm, Dense data, Reduction reduction, s
 
   // Step 2
   const Comm later = comm.hops_from(static_cast<std::uint32_t>(halving.size()));
-  co_await bruck_gather(later, data, blocks, comm.rank(), micro_op_bytes);
+  co_await bruck_gather(later, data, blocks, comm.rank(), shape.micro_op_bytes);
 }
 
 }  // namespace weft

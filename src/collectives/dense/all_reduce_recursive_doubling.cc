@@ -56,13 +56,12 @@ Task<void> exchange_and_fold(Comm comm, Swap swap, Dense mine, Dense into) {
 
 }  // namespace
 
-Task<void> all_reduce_recursive_doubling(Comm comm, Dense data, Reduction reduction,
-                                         std::size_t micro_op_bytes) {
+Task<void> all_reduce_recursive_doubling(Comm comm, Dense data, Reduction reduction, Shape shape) {
   const int rank = comm.rank();
   const int core = doubling_core(comm.size());
   const int extra = doubling_extra_of(rank, comm.size());
   const auto last = static_cast<std::uint32_t>(doubling_hops(comm.size()) - 1);
-  const Pieces pieces(data, micro_op_bytes);
+  const Pieces pieces(data, shape.micro_op_bytes);
   TransferQueue transfers(comm);
 
   // Steps 1 and 3 of an extra
@@ -88,7 +87,7 @@ Task<void> all_reduce_recursive_doubling(Comm comm, Dense data, Reduction reduct
     const Swap swap{.partner = doubling_partner(rank, h),
                     .hop = static_cast<std::uint32_t>(h + (doubling_has_extras(comm.size()) ? 1 : 0)),
                     .reduction = reduction,
-                    .micro_op_bytes = micro_op_bytes};
+                    .micro_op_bytes = shape.micro_op_bytes};
     co_await exchange_and_fold(comm, swap, mine, other);
     std::swap(mine, other);
   }

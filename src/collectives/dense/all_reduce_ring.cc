@@ -23,9 +23,9 @@ RingPass all_reduce_pass(int size, Dense data, Reduction reduction, std::size_t 
           .micro_op_bytes = micro_op_bytes};
 }
 
-Task<void> all_reduce_ring(Comm comm, Dense data, Reduction reduction, std::size_t micro_op_bytes) {
+Task<void> all_reduce_ring(Comm comm, Dense data, Reduction reduction, Shape shape) {
   const int size = comm.size();
-  return ring_pass(std::move(comm), all_reduce_pass(size, data, reduction, micro_op_bytes));
+  return ring_pass(std::move(comm), all_reduce_pass(size, data, reduction, shape.micro_op_bytes));
 }
 
 }  // namespace weft

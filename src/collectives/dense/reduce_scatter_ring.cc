@@ -11,15 +11,14 @@
 
 namespace weft {
 
-Task<void> reduce_scatter_ring(Comm comm, Dense data, Blocks blocks, Reduction reduction,
-                               std::size_t micro_op_bytes) {
+Task<void> reduce_scatter_ring(Comm comm, Dense data, Blocks blocks, Reduction reduction, Shape shape) {
   const int size = comm.size();
   return ring_pass(std::move(comm), {.data = data,
                                      .blocks = blocks,
                                      .first_hop = 0,
                                      .last_hop = size - 1,
                                      .reduction = reduction,
-                                     .micro_op_bytes = micro_op_bytes});
+                                     .micro_op_bytes = shape.micro_op_bytes});
 }
 
 }  // namespace weft

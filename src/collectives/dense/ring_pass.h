@@ -7,6 +7,22 @@
 
 namespace weft {
 
+// Ranks first, first + stride, ... of a group, as the ring that they form.
+struct RingRanks {
+  int first = 0;
+  int stride = 1;
+  int size = 0;  // 0: all ranks of the group
+};
+
+// Which of `blocks` travel as block b of the ring: first + b stride, and where it has several runs, those that
+// follow it in distances of run_stride.
+struct RingBlocks {
+  int first = 0;
+  int stride = 1;
+  int runs = 1;
+  int run_stride = 0;
+};
+
 struct RingPass {
   Dense data;
   Blocks blocks;
@@ -15,6 +31,8 @@ struct RingPass {
   Reduction reduction = Reduction::sum;
   std::size_t micro_op_bytes = 0;
   Finish* finish = nullptr;  // of an all-reduce; null: sums are results
+  RingRanks ranks;           // this rank is one of them
+  RingBlocks places;
 };
 Task<void> ring_pass(Comm comm, RingPass pass);
 

@@ -178,6 +178,7 @@ struct SparseShape {
   // By which the dense rows choose their algorithm, unless it is named.
   LinkCost link{};
   std::string_view all_reduce = "auto";
+  int node_size = 1;  // of the group (Comm::node_size)
   std::size_t micro_op_bytes = std::size_t{1} << 20;
 };
 
@@ -198,6 +199,8 @@ struct SparseAlgorithm {
   bool sums_selections = false;  // the result is each rank's k largest, added in rank order
   // Entries may stand for pairs of dense values, so that no codec makes them shorter. None: never.
   bool (*may_go_dense)(const SparseShape& shape) = nullptr;
+  // On the wire, where ranks share nodes; none: by rounds and bytes alone.
+  double (*level_seconds)(const SparseShape& shape, const LinkCost& link) = nullptr;
 };
 std::span<const SparseAlgorithm> sparse_algorithms();
 // Throws UsageError that lists the names.

@@ -40,11 +40,12 @@ Task<void> reduce(Comm comm, SparseCall call, Dense data) {
   const Shape shape{.size = comm.size(),
                     .count = data.count,
                     .element_bytes = size_of(data.dtype),
+                    .node_size = comm.node_size(),
                     .micro_op_bytes = comm.micro_op_bytes()};
   const Algorithm& row = pick(Family::all_reduce, call.all_reduce, shape, comm.cost());
   AllReduceRun* const run = std::get<AllReduceRun*>(row.run);
   const std::uint64_t before = comm.bytes_sent();
-  co_await run(comm, data, Reduction::sum, comm.micro_op_bytes());
+  co_await run(comm, data, Reduction::sum, shape);
   const std::uint64_t bytes = comm.bytes_sent() - before;
   call.result->entry_bytes_sent += bytes;
   call.result->entries_sent += bytes / size_of(data.dtype);

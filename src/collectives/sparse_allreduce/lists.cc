@@ -158,7 +158,8 @@ Task<void> gather_numbers(Comm comm, const SparseCall& call, std::vector<std::in
   const std::uint64_t before = comm.bytes_sent();
   AllGatherRun* const run = std::get<AllGatherRun*>(find_algorithm(Family::all_gather, "bruck").run);
   const Blocks blocks(comm.size(), data.count);
-  co_await run(comm, data, blocks, comm.micro_op_bytes());
+  const Shape shape{.size = comm.size(), .count = data.count, .micro_op_bytes = comm.micro_op_bytes()};
+  co_await run(comm, data, blocks, shape);
   call.result->entry_bytes_sent += comm.bytes_sent() - before;
 }
 

@@ -129,11 +129,14 @@ Task<void> agree_on_regions(Comm comm, OkOperation& op) {
   const std::span<std::int64_t> inner =
       std::span(op.next.regions).subspan(1, static_cast<std::size_t>(op.size - 1));
   const Dense data(inner);
-  const Shape shape{
-      .size = op.size, .count = data.count, .element_bytes = 8, .micro_op_bytes = comm.micro_op_bytes()};
+  const Shape shape{.size = op.size,
+                    .count = data.count,
+                    .element_bytes = 8,
+                    .node_size = comm.node_size(),
+                    .micro_op_bytes = comm.micro_op_bytes()};
   AllReduceRun* const run = std::get<AllReduceRun*>(choose(Family::all_reduce, shape, comm.cost()).run);
   const std::uint64_t before = comm.bytes_sent();
-  co_await run(comm, data, Reduction::sum, comm.micro_op_bytes());
+  co_await run(comm, data, Reduction::sum, shape);
   op.call.result->entry_bytes_sent += comm.bytes_sent() - before;
   for (std::int64_t& boundary : inner) boundary /= op.size;
   const std::vector<std::int64_t>& regions = op.next.regions;

@@ -105,8 +105,11 @@ std::int64_t oktopk_heads(const SparseShape& s) { return 5 * (s.size - 1); }
 int oktopk_rounds(const SparseShape& s) { return 2 * (s.size - 1) + 2 * log2_ceil(s.size); }
 
 Shape dense_shape(const SparseShape& s, std::size_t element_bytes) {
-  return {
-      .size = s.size, .count = s.length, .element_bytes = element_bytes, .micro_op_bytes = s.micro_op_bytes};
+  return {.size = s.size,
+          .count = s.length,
+          .element_bytes = element_bytes,
+          .node_size = s.node_size,
+          .micro_op_bytes = s.micro_op_bytes};
 }
 template <std::size_t element_bytes>
 std::int64_t dense_words(const SparseShape& s) {
@@ -118,6 +121,11 @@ template <std::size_t element_bytes>
 int dense_rounds(const SparseShape& s) {
   const Shape shape = dense_shape(s, element_bytes);
   return pick(Family::all_reduce, s.all_reduce, shape, s.link).rounds(shape);
+}
+template <std::size_t element_bytes>
+double dense_seconds(const SparseShape& s, const LinkCost& link) {
+  const Shape shape = dense_shape(s, element_bytes);
+  return pick(Family::all_reduce, s.all_reduce, shape, link).seconds(shape, link);
 }
 std::int64_t no_entries(const SparseShape&) { return 0; }
 
@@ -170,7 +178,8 @@ const SparseAlgorithm kRows[] = {
      .run = &sparse_dense,
      .exact = true,
      .lossless = true,
-     .selects = false},
+     .selects = false,
+     .level_seconds = dense_seconds<4>},
     {.name = "dense-bf16",
      .summary = "the whole vector in bfloat16, by the fastest dense all-reduce",
      .entries = no_entries,
@@ -178,7 +187,8 @@ const SparseAlgorithm kRows[] = {
      .rounds = dense_rounds<2>,
      .run = &sparse_dense_bf16,
      .exact = false,
-     .selects = false},
+     .selects = false,
+     .level_seconds = dense_seconds<2>},
 };
 
 }  // namespace
@@ -216,6 +226,7 @@ std::int64_t payload_bytes(const SparseAlgorithm& row, const SparseShape& shape)
 }
 
 double sparse_wire_seconds(const SparseAlgorithm& row, const SparseShape& shape, const LinkCost& link) {
+  if (shape.node_size > 1 && row.level_seconds != nullptr) return row.level_seconds(shape, link);
   return row.rounds(shape) * link.hop_seconds +
          static_cast<double>(payload_bytes(row, shape)) * link.seconds_per_byte;
 }

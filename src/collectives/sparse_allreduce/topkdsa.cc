@@ -159,7 +159,8 @@ Task<void> gather_dense(Comm comm, RegionOperation& op) {
   const Blocks blocks(comm.size(), firsts.data());
   AllGatherRun* const run = std::get<AllGatherRun*>(find_algorithm(Family::all_gather, "bruck").run);
   const std::uint64_t before = comm.bytes_sent();
-  co_await run(comm, data, blocks, comm.micro_op_bytes());
+  const Shape shape{.size = comm.size(), .count = data.count, .micro_op_bytes = comm.micro_op_bytes()};
+  co_await run(comm, data, blocks, shape);
   const std::uint64_t bytes = comm.bytes_sent() - before;
   call.result->entry_bytes_sent += bytes;
   call.result->entries_sent += bytes / size_of(data.dtype);

@@ -247,10 +247,7 @@ Task<void> CaseBuffers::run(Comm comm) const {
     default:
       break;
   }
-  AllToAllOptions options;
-  options.algorithm = name;
-  options.node_size = std::max(1, case_.shape.node_size);
-  return all_to_all(comm, dense(original_), dense(data_), options);
+  return all_to_all(comm, dense(original_), dense(data_), {.algorithm = name});
 }
 
 // Where the result lies: everywhere, or in the own block.

@@ -67,6 +67,7 @@ class CaseRun {
     OperationTraffic traffic;
     LinkCost cost;
     std::size_t micro_op_bytes = 0;
+    int node_size = 1;
   };
   Seen look() {
     Seen seen;
@@ -77,6 +78,7 @@ class CaseRun {
       out.traffic = run.rank_.recorder.traffic(run.case_.slot, run.step_ - 1);
       out.cost = comm.cost();
       out.micro_op_bytes = comm.micro_op_bytes();
+      out.node_size = comm.node_size();
       run.rank_.recorder.forget();
       co_return;
     };
@@ -101,8 +103,7 @@ class CaseRun {
     m.micro_op_bytes = seen.micro_op_bytes;
     Shape shape = case_.shape;
     shape.micro_op_bytes = seen.micro_op_bytes;
-    if (shape.node_size == 0 || case_.family != Family::all_to_all)
-      shape.node_size = 1;  // as the call has it
+    m.node_size = shape.node_size = seen.node_size;
     const Algorithm& taken = choose(case_.family, shape, seen.cost);
     m.algorithm = case_.algorithm != nullptr ? case_.algorithm : &taken;
     m.chosen_by_auto = m.algorithm == &taken;

@@ -56,6 +56,7 @@ Json BenchReport::object(const BenchCase& c, const Measured& m) const {
   const auto [middle, low, high] = median_with_interval(m.seconds);
   Shape shape = c.shape;
   shape.micro_op_bytes = m.micro_op_bytes;
+  shape.node_size = m.node_size;
   const std::optional<double> ideal = ideal_seconds(options_, c);
   const double scale = options_.byte_scale;
   Json row = {

@@ -22,6 +22,7 @@ struct Measured {
   std::uint64_t payload_bytes = 0;       // payload that the busiest rank sent for one operation
   int rounds = 0;                        // hops that the busiest rank took part in
   std::size_t micro_op_bytes = 0;
+  int node_size = 1;  // of the world
   bool correct = false;
 };
 

@@ -54,7 +54,7 @@ Measured measure(const BenchOptions& options, const BenchCase& c, std::vector<Tr
   m.micro_op_bytes = world.micro_op_bytes();
   Shape shape = c.shape;
   shape.micro_op_bytes = m.micro_op_bytes;
-  if (shape.node_size == 0 || c.family != Family::all_to_all) shape.node_size = 1;  // as the call has it
+  m.node_size = shape.node_size = world.node_size();
   const Algorithm& taken = choose(c.family, shape, world.cost());
   m.algorithm = c.algorithm != nullptr ? c.algorithm : &taken;
   m.chosen_by_auto = m.algorithm == &taken;

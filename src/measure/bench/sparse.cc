@@ -236,7 +236,8 @@ SparseFormula formula_of(const SparseVector& vector, int ranks, const LinkCost& 
                                         .parts = {},
                                         .link = link,
                                         .teams = part.state->work().team_figures.choice,
-                                        .micro_op_bytes = micro_op_bytes});
+                                        .micro_op_bytes = micro_op_bytes,
+                                        .node_size = link.node_size(ranks)});
     formula.operations.push_back({&find_sparse_algorithm(part.call.algorithm), shape});
   }
   return formula;
