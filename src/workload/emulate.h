@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -117,6 +118,12 @@ struct SimulationOptions {
   EmulatedLink link;  // 0 bytes per second: no limit
   SimulatedCosts costs;
   Config config = {};
+  // Disorder: seconds that a piece takes a rank longer; each message is late by a random time, drawn from the
+  // seed; longer ones wait for their receive.
+  std::function<double(int rank, std::int64_t step, const Piece& piece)> late;
+  double jitter_seconds = 0;
+  std::size_t eager_limit = std::numeric_limits<std::size_t>::max();
+  std::uint64_t seed = 0;
   std::vector<Trace>* traces = nullptr;  // one per rank, filled while they run
   int* distinct_tables = nullptr;        // how many the ranks have, once they were verified
 };

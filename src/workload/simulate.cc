@@ -67,12 +67,14 @@ struct SimulatedJob {
       : outline(of_one_micro_batch(model, emulation.micro_batches)),
         options(emulation),
         costs(run.costs),
+        late(run.late),
         windows(windows_of(model, emulation)),
         times(timetable_of(outline, expert_layout(emulation.experts, 0))) {}
 
   const Outline outline;
   const EmulationOptions& options;
   const SimulatedCosts& costs;
+  const std::function<double(int, std::int64_t, const Piece&)>& late;
   const std::shared_ptr<const GradientWindows> windows;
   const Timetable times;
 };
@@ -108,6 +110,8 @@ class SimulatedRank final : public Driver {
     const PartTimes& part =
         job_.times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
     const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
+    const double late = job_.late ? job_.late(comm_.rank(), step_, piece) : 0;
+    co_await pass(late);
     switch (piece.work) {
       case Work::update:
         co_await pass(job_.outline.blocks[static_cast<std::size_t>(piece.block)].update_seconds);
@@ -288,6 +292,9 @@ SimRanksOptions sim_options(const SimulationOptions& simulation, const ExpertOpt
   if (simulation.link.bytes_per_second > 0) link.bytes_per_second = simulation.link.bytes_per_second;
   if (simulation.link.scale_up_bytes_per_second > 0)
     link.scale_up_bytes_per_second = simulation.link.scale_up_bytes_per_second;
+  out.sim.jitter_seconds = simulation.jitter_seconds;
+  out.sim.eager_limit = simulation.eager_limit;
+  out.sim.seed = simulation.seed;
   out.config = with_policy(simulation.config, experts);
   out.priority = find_expert_policy(experts.policy).first;
   out.traces = simulation.traces;
