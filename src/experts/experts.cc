@@ -59,6 +59,7 @@ Experts::Experts(Engine& engine, const Comm& group, std::vector<ExpertShape> lay
   }
   // With a capacity nobody tells how many rows there are.
   if (capped()) std::erase_if(kinds_, [](const Kind& kind) { return kind.of == Kind::Of::counts; });
+  held_.resize(kinds_.size());
 }
 
 std::uint32_t Experts::num_slots() const { return static_cast<std::uint32_t>(kinds_.size()); }
@@ -180,6 +181,7 @@ void Experts::set_tokens(std::span<const std::int64_t> of_micro_batch) {
   if (std::ranges::any_of(work(), [](const Ticket& t) { return t.valid() && !t.done(); }))
     refuse("a step begins while rows of the last one are on their way");
   sent_bytes_ = 0;
+  row_bytes_ = peak_row_bytes_ = 0;
   walked_ += static_cast<std::uint32_t>(batches_.size());
   batches_.clear();
   for (const std::int64_t tokens : of_micro_batch) {
@@ -206,10 +208,47 @@ SubmitOptions Experts::submit_options(int exchange, const When& when, std::strin
           .holds = options_.holds};
 }
 
+double Experts::announced(int exchange, const When& when) {
+  Held& held = held_[static_cast<std::size_t>(exchange)];
+  held.since = engine_.now();
+  const Kind& kind = kinds_[static_cast<std::size_t>(exchange)];
+  if (held.seconds > 0 || !goes_back(kind.rows)) return held.seconds;
+  return 2 * flow(kind.layer, when.micro_batch).forward_seconds;  // as backward computes twice as much
+}
+
+std::int64_t Experts::memory_bytes(const Slice& slice, RowExchange kind) const {
+  return sum(goes_out(kind) ? slice.got : slice.sent) * static_cast<std::int64_t>(size_of(options_.dtype));
+}
+
+void Experts::let_go(Slice& slice, RowExchange kind) {
+  if (slice.memory[index(kind)] == nullptr) return;
+  row_bytes_ -= memory_bytes(slice, kind);
+  slice.memory[index(kind)].reset();
+}
+
+// What a piece was given is not needed here any more.
+void Experts::computed(const Piece& piece) {
+  const auto at = std::ranges::find(layers_, piece.block, &ExpertShape::block);
+  if (alone() || at == layers_.end() || piece.work == Work::update) return;
+  Flow& of_layer = flow(static_cast<int>(at - layers_.begin()), piece.micro_batch);
+  const bool back = piece.work == Work::backward;
+  const int slice = piece.part - at->first_slice;
+  if (slice >= 0 && slice < at->slices)
+    let_go(of_layer.slices[static_cast<std::size_t>(slice)],
+           back ? RowExchange::combine_back : RowExchange::dispatch);
+  if (piece.part == (back ? at->gate : at->merge())) {
+    for (Slice& each : of_layer.slices)
+      let_go(each, back ? RowExchange::dispatch_back : RowExchange::combine);
+  }
+  if (!back && piece.part == at->merge()) of_layer.forward_seconds = seconds(engine_.now() - of_layer.began);
+}
+
 void Experts::start(int exchange, const When& when, TensorSource& tensors) {
   if (static_cast<std::size_t>(when.micro_batch) >= batches_.size())
     refuse("micro-batch " + std::to_string(when.micro_batch) + " of a step whose tokens nobody has told");
   const Kind& kind = kinds_[static_cast<std::size_t>(exchange)];
+  Held& held = held_[static_cast<std::size_t>(exchange)];
+  if (held.since != Time{}) held.seconds = seconds(engine_.now() - std::exchange(held.since, Time{}));
   switch (kind.of) {
     case Kind::Of::tokens:
       return start_tokens(exchange, when);
@@ -321,6 +360,8 @@ Task<void> Experts::travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow
   std::shared_ptr<std::byte[]>& memory = slice.memory[index(kind.rows)];
   memory = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count) *
                                                        size_of(me->options_.dtype));
+  me->row_bytes_ += me->memory_bytes(slice, kind.rows);
+  me->peak_row_bytes_ = std::max<std::int64_t>(me->peak_row_bytes_, me->row_bytes_);
   const Parts send{rows, to}, recv{Dense(memory.get(), count, me->options_.dtype), from};
   const AllToAllOptions how = me->exchange_options(*batch, me->layer(kind.layer).width);
   co_await all_to_all_v(comm, send, recv, how);
@@ -331,7 +372,10 @@ void Experts::start_rows(int exchange, const Kind& kind, const When& when, Tenso
   MicroBatch& batch = *batches_[static_cast<std::size_t>(when.micro_batch)];
   Flow& flow = this->flow(kind.layer, when.micro_batch);
   Slice& slice = flow.slices[static_cast<std::size_t>(kind.slice)];
-  if (kind.rows == RowExchange::dispatch) take_counts(kind, when, tensors);
+  if (kind.rows == RowExchange::dispatch) {
+    take_counts(kind, when, tensors);
+    if (kind.slice == 0) flow.began = engine_.now();
+  }
   TensorName name = tensor_of(kind);
   name.micro_batch = when.micro_batch;
   Dense rows = tensors.tensor(name);

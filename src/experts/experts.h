@@ -14,7 +14,8 @@
 // brought go to the experts (combine back), behind that of an expert's slice the gradients of its rows come
 // home (dispatch back). That is four all-to-alls a layer and micro-batch, each in slices. Gradients of
 // parameters are held back from the moment at which an all-to-all is about to come: from the gate's beginning
-// in forward and the merge's in backward (announced; weft/engine.h).
+// in forward and the merge's in backward (announced; weft/engine.h). How long that lasts is predicted: as long
+// as the last time, and before there was one, of backward twice what the layer's forward took.
 //
 // Who receives how many rows: with a capacity it follows from every rank's number of tokens, which all ranks
 // tell each other once in a micro-batch; without one the ranks tell each other how many rows go to each expert
@@ -71,6 +72,8 @@ class Experts final : public Strategy {
   std::vector<PlanRow> rows() const override;
   std::vector<Exchange> exchanges() const override;
   void weave(Weaver& weaver) const override;
+  double announced(int exchange, const When& when) override;
+  void computed(const Piece& piece) override;
   void start(int exchange, const When& when, TensorSource& tensors) override;
   Ticket ticket(int exchange, const When& when) const override;
   std::vector<Ticket> work() const override;
@@ -92,13 +95,16 @@ class Experts final : public Strategy {
     std::int64_t count = 0;
     std::vector<std::int64_t> counts;  // of dispatch: of [source * local experts + expert]
   };
-  // REQUIRES: it was awaited.
+  // Whoever takes the memory shares it; the strategy lets go of it behind the piece that takes it, and has counts
+  // from then on. REQUIRES: it was awaited.
   Rows arrived(int layer, RowExchange kind, int slice, int micro_batch) const;
 
   // Payload of rows that this rank sent in the step that has ended last, and by formula: with a capacity from the
   // ranks' tokens alone, without one from the counts (in which rows that are passed on are not).
   std::uint64_t step_bytes() const { return step_bytes_; }
   std::int64_t formula_bytes() const { return formula_bytes_; }
+  // Memory of rows that came and that no piece has taken yet, at most, since set_tokens().
+  std::int64_t peak_row_bytes() const { return peak_row_bytes_; }
 
  private:
   struct Slice {
@@ -110,6 +116,8 @@ class Experts final : public Strategy {
   struct Flow {                                        // of a layer in a micro-batch
     std::vector<std::int32_t> counts, arrived_counts;  // rows of each expert that leave; that come, by source
     Ticket known;
+    Time began{};                // its dispatch, in forward
+    double forward_seconds = 0;  // from there to the merge's end
     std::vector<Slice> slices;
   };
   struct MicroBatch {
@@ -140,6 +148,8 @@ class Experts final : public Strategy {
   void learn_arrivals(const MicroBatch& batch, Flow& flow, std::int64_t width) const;
   Flow& flow(int layer, int micro_batch);
   const Flow& flow(int layer, int micro_batch) const;
+  void let_go(Slice& slice, RowExchange kind);
+  std::int64_t memory_bytes(const Slice& slice, RowExchange kind) const;
   static Ticket before_it(const Flow& flow, const Kind& kind);
   static Task<void> travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow, Kind kind, Dense rows);
 
@@ -149,9 +159,15 @@ class Experts final : public Strategy {
   ExpertsOptions options_;
   std::vector<Kind> kinds_;  // of each exchange
   std::vector<std::unique_ptr<MicroBatch>> batches_;
+  struct Held {
+    Time since{};
+    double seconds = 0;  // the last time; 0: not yet
+  };
+  std::vector<Held> held_;    // of each exchange that is announced, from there to its start
   std::uint32_t walked_ = 0;  // micro-batches before those of this step
   LinkCost link_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;  // since set_tokens()
+  std::atomic<std::int64_t> row_bytes_ = 0, peak_row_bytes_ = 0;
   std::uint64_t step_bytes_ = 0;
   std::int64_t formula_bytes_ = 0;
 };

@@ -22,7 +22,7 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
         strategies->computed(move.piece);
         break;
       case Move::Kind::announce:
-        strategies->announce(move.exchange);
+        strategies->announce(move);
         break;
       case Move::Kind::start:
         strategies->start(move, *driver);

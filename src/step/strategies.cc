@@ -359,11 +359,16 @@ void Strategies::computed(const Piece& piece) {
 }
 
 // Gradient traffic gives way from here on, until the announced exchange has started.
-void Strategies::announce(int exchange) {
-  const auto at = static_cast<std::size_t>(exchange);
-  if (announced_[at]) return;
-  announced_[at] = true;
-  engine_.hold(exchanges_[at].predicted_seconds);
+void Strategies::announce(const Move& move) {
+  const auto which = static_cast<std::size_t>(move.exchange);
+  if (announced_[which]) return;
+  announced_[which] = true;
+  double predicted = exchanges_[which].predicted_seconds;
+  if (move.exchange >= num_own()) {
+    const Place& place = owner_[which - static_cast<std::size_t>(num_own())];
+    predicted = std::max(predicted, at(place.strategy).announced(place.local, move.when()));
+  }
+  engine_.hold(predicted);
 }
 
 void Strategies::start(const Move& move, TensorSource& tensors) {

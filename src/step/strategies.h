@@ -114,7 +114,7 @@ class Strategies {
   void begin(const Table& table);
   void computing() { clock_.computing(engine_.now()); }
   void computed(const Piece& piece);
-  void announce(int exchange);
+  void announce(const Move& move);
   void start(const Move& move, TensorSource& tensors);
   Ticket ticket(const Move& wait) const;
   void waited(const Move& wait, Time since);

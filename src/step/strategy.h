@@ -96,6 +96,12 @@ class Strategy {
   virtual void gradient_ready(int parameter, std::span<const double> gradient);
   virtual void computed(const Piece& piece) { static_cast<void>(piece); }
   virtual void step_end() {}
+  // Gradients are held back from here on, until it starts. Gives the seconds after which that, and it, are
+  // expected to be over; 0: not known.
+  virtual double announced(int exchange, const When& when) {
+    static_cast<void>(exchange), static_cast<void>(when);
+    return 0;
+  }
   // At its place in the table.
   virtual void start(int exchange, const When& when, TensorSource& tensors);
 
