@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "bench/embedding_flags.h"
+#include "bench/moe_flags.h"
 #include "bench/mpi_peer.h"
 #include "bench/sparse_flags.h"
 #include "launcher.h"
@@ -26,7 +27,7 @@ namespace weft::cli {
 namespace {
 
 constexpr const char* kNames[] = {"allreduce",        "reducescatter", "allgather", "broadcast", "alltoall",
-                                  "sparse_allreduce", "embedding",     "priority",  "overhead"};
+                                  "sparse_allreduce", "embedding",     "moe",       "priority",  "overhead"};
 constexpr int kMostThreads = 512, kMostSimulated = 65536;
 
 // As typed.
@@ -38,6 +39,7 @@ struct Typed {
   bool json = false, spoil = false;
   TypedSparse sparse;
   TypedEmbedding embedding;
+  TypedMoe moe;
 };
 
 Family family_of(const std::string& name) {
@@ -190,6 +192,7 @@ void check_sparse_options(const Typed& typed, BenchOptions& options) {
 }
 
 void check_embedding_options(const Typed& typed, BenchOptions& options) {
+  if (options.family == "moe") return refuse_embedding_options(typed.embedding, {"--tokens", "--zipf"});
   if (options.family != "embedding") return refuse_embedding_options(typed.embedding);
   if (!typed.bytes.empty() || !typed.algorithms.empty() || options.dtype != DType::float32) {
     throw UsageError(
@@ -200,6 +203,14 @@ void check_embedding_options(const Typed& typed, BenchOptions& options) {
   options.embedding = checked(typed.embedding);
   options.algorithms = typed.embedding.ways;
   check_embedding(options);
+}
+
+void check_moe_options(const Typed& typed, BenchOptions& options) {
+  if (options.family != "moe") return refuse_moe_options(typed.moe);
+  if (!typed.bytes.empty() || options.dtype != DType::float32)
+    throw UsageError("bench moe has float32 rows of --tokens and --width: without --bytes and --dtype");
+  options.moe = checked(typed.moe, typed.embedding.bench, was_given(typed.embedding, "--tokens"));
+  check_moe(options);
 }
 
 // Before the run, not after it; without a trace of its own: ranks that are processes write to names beside
@@ -237,6 +248,7 @@ BenchOptions checked(const Typed& typed, const Placement& place) {
   check_family_options(typed, options, launched);
   check_sparse_options(typed, options);
   check_embedding_options(typed, options);
+  check_moe_options(typed, options);
   return options;
 }
 
@@ -285,6 +297,8 @@ int bench(const Typed& typed, const Invocation& call) {
     bench_sparse(options, launched, report.get());
   } else if (options.family == "embedding") {
     bench_embedding(options, launched, report.get());
+  } else if (options.family == "moe") {
+    bench_moe(options, launched, report.get());
   } else if (options.transport == "sim") {
     bench_sim(options, cases, *report);
   } else {
@@ -299,8 +313,8 @@ int bench(const Typed& typed, const Invocation& call) {
 void add_options(CLI::App& verb, Typed& typed) {
   verb.add_option(
           "family", typed.family,
-          "allreduce, reducescatter, allgather, broadcast, alltoall, sparse_allreduce, embedding, priority, "
-          "overhead")
+          "allreduce, reducescatter, allgather, broadcast, alltoall, sparse_allreduce, embedding, moe, "
+          "priority, overhead")
       ->required();
   verb.add_option("--algorithm", typed.algorithms,
                   "names, with commas; auto: what the cost model takes (default: each that can run)")
@@ -330,6 +344,7 @@ void add_options(CLI::App& verb, Typed& typed) {
   verb.add_option("--trace", typed.trace, "write a Chrome/Perfetto trace there (processes: FILE.rank<r>)");
   add_sparse_options(verb, typed.sparse);
   add_embedding_options(verb, typed.embedding);
+  add_moe_options(verb, typed.moe);
   verb.add_flag("--spoil-result", typed.spoil)->group("");  // tests
 }
 
@@ -348,6 +363,7 @@ Run add_bench(CLI::App& app) {
       "  weft bench sparse_allreduce --length 25000000 --density 0.01 --link 1gbit,50us\n"
       "  weft bench embedding --rows 793471 --tokens 2560 --negatives 8192 --ways allgather,embrace --link "
       "1gbit,50us\n"
+      "  weft bench moe --tokens 1024 --width 256 --experts 16 --routing zipf --ranks 8 --link 1gbit,50us\n"
       "  mpirun -n 4 weft bench allreduce          tools/netlab run -- weft bench priority\n"
       "docs/measuring.md defines every field.");
   return [typed](const Invocation& call) { return bench(*typed, call); };

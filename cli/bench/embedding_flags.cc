@@ -1,6 +1,7 @@
 #include "bench/embedding_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 
 #include "weft/error.h"
@@ -33,9 +34,15 @@ void add_embedding_options(CLI::App& verb, TypedEmbedding& typed) {
   option("--ways", typed.ways, "names, with commas (default: all; weft info lists them)")->delimiter(',');
 }
 
-void refuse_embedding_options(const TypedEmbedding& typed) {
+bool was_given(const TypedEmbedding& typed, const std::string& flag) {
+  return std::ranges::any_of(typed.flags,
+                             [&](const CLI::Option* f) { return f->get_name() == flag && f->count() > 0; });
+}
+
+void refuse_embedding_options(const TypedEmbedding& typed, const std::vector<std::string>& shared) {
   for (const CLI::Option* flag : typed.flags) {
-    if (flag->count() > 0) throw UsageError(flag->get_name() + " is for bench embedding");
+    if (flag->count() > 0 && std::ranges::find(shared, flag->get_name()) == shared.end())
+      throw UsageError(flag->get_name() + " is for bench embedding");
   }
 }
 

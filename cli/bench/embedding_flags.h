@@ -23,7 +23,8 @@ struct TypedEmbedding {
 void add_embedding_options(CLI::App& verb, TypedEmbedding& typed);
 // Throws UsageError.
 EmbeddingBench checked(const TypedEmbedding& typed);
-// Throws UsageError if one of them was given: they are for embedding.
-void refuse_embedding_options(const TypedEmbedding& typed);
+// Throws UsageError if one of them was given that is not among the others' flags: they are for embedding.
+void refuse_embedding_options(const TypedEmbedding& typed, const std::vector<std::string>& shared = {});
+bool was_given(const TypedEmbedding& typed, const std::string& flag);
 
 }  // namespace weft::cli

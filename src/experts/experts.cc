@@ -36,6 +36,7 @@ Experts::Experts(Engine& engine, const Comm& group, std::vector<ExpertShape> lay
       comm_(group),
       layers_(std::move(layers)),
       options_(std::move(options)),
+      walked_(options_.first_step),
       link_(group.cost()) {
   check(options_.route);
   if (options_.route.experts % comm_.size() != 0)

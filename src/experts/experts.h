@@ -55,6 +55,7 @@ struct ExpertsOptions {
   bool whole = false;   // no message is cut
   std::string all_to_all = "auto";
   std::uint32_t first_slot = 0;  // takes num_slots()
+  std::uint32_t first_step = 0;  // number of the first micro-batch, in identities
 };
 
 // Of a slice.

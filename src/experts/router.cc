@@ -8,7 +8,11 @@
 namespace weft {
 
 RouterSums::RouterSums(Engine& engine, const Comm& world, std::vector<ExpertShape> layers, Options options)
-    : engine_(engine), comm_(world), layers_(std::move(layers)), options_(std::move(options)) {}
+    : engine_(engine),
+      comm_(world),
+      layers_(std::move(layers)),
+      options_(std::move(options)),
+      walked_(options_.first_step) {}
 
 std::vector<PlanRow> RouterSums::rows() const {
   std::vector<PlanRow> out;

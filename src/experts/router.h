@@ -37,6 +37,7 @@ class RouterSums final : public Strategy {
     std::string name = "router";
     ExpertOptions experts;
     std::uint32_t first_slot = 0;  // takes num_slots()
+    std::uint32_t first_step = 0;  // number of the first micro-batch, in identities
   };
   RouterSums(Engine& engine, const Comm& world, std::vector<ExpertShape> layers, Options options);
 

@@ -11,6 +11,7 @@
 
 #include "collectives/registry.h"
 #include "measure/bench/embedding_bench.h"
+#include "measure/bench/moe_bench.h"
 #include "measure/bench/sparse_bench.h"
 #include "transports/link_spec.h"
 #include "weft/collective.h"
@@ -20,7 +21,7 @@ namespace weft {
 
 // The command line, checked.
 struct BenchOptions {
-  std::string family;                   // of the registry, or sparse_allreduce, embedding, priority, overhead
+  std::string family;                   // of the registry, or sparse_allreduce, embedding, moe, priority ...
   std::vector<std::string> algorithms;  // empty: all that can run
   std::vector<std::size_t> sizes;
   DType dtype = DType::float32;
@@ -39,6 +40,7 @@ struct BenchOptions {
   std::string trace;
   SparseBench sparse;        // sparse_allreduce
   EmbeddingBench embedding;  // embedding
+  MoeBench moe;              // moe
 };
 
 // Ranks of a node where nodes are equal; 1 without nodes; 0 where they differ, which no algorithm supports.

@@ -46,6 +46,9 @@ void bench_sparse(const BenchOptions& options, bool launched, BenchReport* repor
 // Throws UsageError for what cannot run.
 void check_embedding(const BenchOptions& options);
 void bench_embedding(const BenchOptions& options, bool launched, BenchReport* report);
+// Throws UsageError for what cannot run.
+void check_moe(const BenchOptions& options);
+void bench_moe(const BenchOptions& options, bool launched, BenchReport* report);
 void bench_overhead(const BenchOptions& options, BenchReport& report);
 
 }  // namespace weft
