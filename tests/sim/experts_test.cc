@@ -11,6 +11,7 @@
 #include "weft/error.h"
 #include "workload/emulate.h"
 #include "workload/model_shapes.h"
+#include "world/calibrate.h"
 
 namespace weft {
 namespace {
@@ -165,32 +166,37 @@ TEST(SimulatedExperts, PlainOverlapIsSlowedDownAsAFairLinkDoes) {
   for (const Trace& trace : first.traces) EXPECT_LT(backward_seconds(trace) / forward_seconds(trace), 1.3);
 }
 
-// 12 layers, every second with experts, 1,024 tokens a rank, on 2 nodes of 4 ranks, where a node is ten times as
-// fast inside; hierarchical all-to-alls.
+// 12 layers, every second with experts (and one that is shared), 1,024 tokens a rank, on 2 nodes of 4 ranks that
+// are ten times as fast inside; hierarchical all-to-alls.
 Outcome on_two_nodes(const std::string& policy) {
   ModelOptions o = model_options("gpt-moe", "tiny");
-  o.vocabulary = 512;
-  o.context = 1024;
+  o.vocabulary = 2048;
+  o.context = 256;
   o.width = 256;
   o.heads = 4;
   o.layers = 12;
   o.experts.count = 8;
-  o.experts.ranks = kRanks;
-  o.experts.policy = policy;
-  o.experts.all_to_all = "hierarchical";
+  o.experts.shared = 1;
   o.experts.slices = 1;
   TrainOptions options;
   options.model = "gpt-moe";
   options.sizes = o;
+  options.sizes.experts.ranks = kRanks;
+  options.sizes.experts.policy = policy;
+  options.sizes.experts.all_to_all = "hierarchical";
   options.scheme.name = "dense";
   options.scheme.buckets.bucket_bytes = 4 << 20;
-  options.steps = 1;
-  o.experts.ranks = 1;
-  const Outline outline = outline_from_flops(model_shape("gpt-moe", o), 1024, 100e9);
+  options.steps = 2;
+  const Outline outline = outline_from_flops(model_shape("gpt-moe", o), 1024, 2e12);
+  constexpr double kPort = 30e9 / 8;
   SimulationOptions simulation;
   simulation.ranks = kRanks;
-  simulation.link = {
-      .bytes_per_second = 250e6, .latency_seconds = 20e-6, .nodes = 2, .scale_up_bytes_per_second = 2500e6};
+  simulation.link = {.bytes_per_second = kPort,
+                     .latency_seconds = 20e-6,
+                     .nodes = 2,
+                     .scale_up_bytes_per_second = 10 * kPort};
+  options.planned_link = {.hop_seconds = 20e-6, .seconds_per_byte = 1 / kPort, .fold_seconds_per_byte = 0};
+  set_nodes(options.planned_link, kRanks, 2, 0, 10 * kPort);
   Outcome out;
   simulation.traces = &out.traces;
   const EmulatedRun run = simulate(options, outline, simulation);
