@@ -106,7 +106,7 @@ void Comparison::save(const std::string& variant, const NamedLink& link, const R
   point.variant = variant;
   point.scheme = scheme.name;
   point.tables = options.tables.way;
-  if (options.model == "gpt-moe") point.policy = options.sizes.experts.policy;
+  if (has_experts(options.model)) point.policy = options.sizes.experts.policy;
   if (find_scheme(scheme.name).selects) point.density = scheme.density;
   point.link = link.name;
   point.compute = options_.computation.compute;

@@ -53,6 +53,18 @@ const std::vector<Preset>& presets() {
       {"bert", "default", {}},
       {"bert", "tiny", {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2}},
       {"bert", "paper", {.vocabulary = 30'522, .context = 512, .width = 768, .layers = 12, .heads = 12}},
+      {"bert2gpt2-moe", "default", {.width = 192, .layers = 2, .heads = 4}},
+      {"bert2gpt2-moe",
+       "tiny",
+       {.vocabulary = 256, .context = 32, .width = 32, .layers = 2, .heads = 2, .experts = {.count = 4}}},
+      {"bert2gpt2-moe",
+       "paper",
+       {.vocabulary = 30'522,
+        .context = 512,
+        .width = 768,
+        .layers = 12,
+        .heads = 12,
+        .experts = {.count = 16}}},
   };
   return table;
 }
@@ -133,7 +145,7 @@ void check_model(std::string_view model, const ModelOptions& o) {
   if (model == "gnmt") require(o.layers >= 2, "layers must be 2 to 1000" + got(o.layers));
   if (model == "bert")
     require(o.context >= kShortestSpans, "context must be 4 to 2^20 tokens" + got(o.context));
-  if (model == "gpt-moe")
+  if (has_experts(model))
     check_experts(std::string(model), o.experts);
   else
     require(o.experts.policy == ExpertOptions{}.policy, "it has no experts, and so no policy of them");

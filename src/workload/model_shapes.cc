@@ -249,22 +249,35 @@ ModelShape gnmt_shape(const ModelOptions& o) {
 
 // encoder.embedding | encoder 0 .. n-1, each attention and mlp, behind the last one a norm |
 // decoder.embedding | decoder 0 .. n-1, each attention, cross (over what the encoder gave) and mlp |
-// projection. Positions are sinusoids: no parameter
-ModelShape transformer_shape(const ModelOptions& o) {
+// projection. Positions are sinusoids: no parameter. bert2gpt2-moe has experts in place of the mlp in every so
+// many layers on either side, positions that are learned, and the norm in a block of its own: a layer's experts
+// are the last parts of a block
+ModelShape pairs_shape(const char* model, const ModelOptions& o, bool experts) {
   const std::int64_t d = o.width;
   const auto width = static_cast<double>(d);
-  Builder b("transformer");
-  add_table(b, "encoder.embedding", o);
+  Builder b(model);
+  const auto add_embedding = [&](const std::string& name) {
+    add_table(b, name, o);
+    if (experts) b.parameter(name + ".position.weight", {o.context, d});
+  };
+  const auto add_last = [&](const std::string& name, int layer) {
+    if (experts && has_experts(o, layer))
+      add_experts(b, name, o);
+    else
+      add_mlp(b, name + ".mlp", o);
+  };
+  add_embedding("encoder.embedding");
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "encoder." + std::to_string(i);
     b.block(name);
     add_attention(b, name + ".attention", o, /*causal=*/false);
-    add_mlp(b, name + ".mlp", o);
+    add_last(name, i);
   }
+  if (experts) b.block("encoder.norm");
   b.part("encoder.norm", 0);
   b.affine("encoder.norm", {d});
   const std::string encoded = b.last();
-  add_table(b, "decoder.embedding", o);
+  add_embedding("decoder.embedding");
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "decoder." + std::to_string(i), cross = name + ".cross";
     b.block(name);
@@ -274,7 +287,7 @@ ModelShape transformer_shape(const ModelOptions& o) {
     b.affine(cross + ".query", {d, d});
     b.affine(cross + ".kv", {2 * d, d});
     b.affine(cross + ".projection", {d, d});
-    add_mlp(b, name + ".mlp", o);
+    add_last(name, i);
   }
   b.block("projection");
   b.part("projection", 2 * width * static_cast<double>(o.vocabulary));
@@ -282,6 +295,9 @@ ModelShape transformer_shape(const ModelOptions& o) {
   b.affine("projection", {o.vocabulary, d});
   return b.take();
 }
+
+ModelShape transformer_shape(const ModelOptions& o) { return pairs_shape("transformer", o, false); }
+ModelShape bert2gpt2_moe_shape(const ModelOptions& o) { return pairs_shape("bert2gpt2-moe", o, true); }
 
 // embedding | layer 0 .. n-1, each attention and mlp | span, which gives every token a logit to be the first
 // and one to be the last of the span
@@ -309,14 +325,16 @@ struct KnownModel {
   std::string_view name;
   BatchKind kind;
   ModelShape (*shape)(const ModelOptions&);
+  bool experts = false;
 };
 constexpr std::array kModels{
     KnownModel{"gpt", BatchKind::tokens, gpt_shape},
-    KnownModel{"gpt-moe", BatchKind::tokens, gpt_moe_shape},
+    KnownModel{"gpt-moe", BatchKind::tokens, gpt_moe_shape, /*experts=*/true},
     KnownModel{"lm", BatchKind::tokens, lm_shape},
     KnownModel{"gnmt", BatchKind::pairs, gnmt_shape},
     KnownModel{"transformer", BatchKind::pairs, transformer_shape},
     KnownModel{"bert", BatchKind::spans, bert_shape},
+    KnownModel{"bert2gpt2-moe", BatchKind::pairs, bert2gpt2_moe_shape, /*experts=*/true},
 };
 
 const KnownModel& find(std::string_view model) {
@@ -329,6 +347,8 @@ const KnownModel& find(std::string_view model) {
 }  // namespace
 
 bool has_experts(const ModelOptions& o, int layer) { return (layer + 1) % o.experts.every == 0; }
+
+bool has_experts(std::string_view model) { return find(model).experts; }
 
 BatchKind batch_kind_of(std::string_view model) { return find(model).kind; }
 

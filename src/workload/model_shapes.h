@@ -16,7 +16,7 @@ inline std::int64_t lstm_output(const ModelOptions& o) {
   return o.projection > 0 ? o.projection : lstm_width(o);
 }
 
-// Of gpt-moe: whether a layer has experts.
+// Of a model with experts: whether a layer, on either side, has some.
 bool has_experts(const ModelOptions& options, int layer);
 
 // What a model is trained on. Throws UsageError with the nearest name.

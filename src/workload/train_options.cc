@@ -100,7 +100,7 @@ void check_with_tables(const TrainOptions& o) {
 }
 
 void check_with_experts(const TrainOptions& o) {
-  if (o.sizes.experts.ranks == 1 || o.model != "gpt-moe") return;
+  if (o.sizes.experts.ranks == 1 || !has_experts(o.model)) return;
   const std::string and_not = " does not go with experts that ranks share (ep above 1): ";
   if (o.find_unused) throw UsageError("find-unused" + and_not + "each expert would have steps of its own");
   if (o.clip_local && o.clip_norm > 0)

@@ -130,6 +130,75 @@ TEST(ExpertsOfSeveralRanks, EqualOneProcessOnEveryLayout) {
   }
 }
 
+// An encoder and a decoder, each with experts: tokens of either side travel, and what the encoder gave is learned
+// from through every layer of the decoder.
+TEST(ExpertsOfSeveralRanks, EncoderAndDecoderEqualOneProcess) {
+  for (const double capacity : {1.0, 0.0}) {
+    Moe t = some(capacity);
+    t.model = "bert2gpt2-moe";
+    t.steps = 4;
+    const Trained reference = alone(t);
+    for (const int ep : {2, 8}) {
+      const std::vector<Trained> ranks = together(t, ep);
+      EXPECT_LT(largest_distance(ranks, reference, t, ep), kTolerance)
+          << "ep " << ep << ", capacity " << capacity;
+      expect_equal_replicas(ranks, ep);
+    }
+    // Control: the seeds of its dropout and jitter matter.
+    Moe other = t;
+    other.experts.jitter = 0;
+    EXPECT_GT(largest_distance(together(t, 2), alone(other), t, 2), 1e-7);
+  }
+}
+
+TEST(ExpertsOfSeveralRanks, ASourceOfAnotherLengthThanItsTargetIsRefused) {
+  Moe t = some();
+  t.model = "bert2gpt2-moe";
+  t.world = 2;
+  EXPECT_THROW(run_ranks(t.world,
+                         [&](World& world) {
+                           const std::unique_ptr<Model> model = moe_model(t, 2, world.rank());
+                           ReplicaOptions options;
+                           options.parallel.scheme.name = "dense";
+                           Replica replica(world.engine(), world.comm(), *model, options);
+                           std::vector<Batch> mine = moe_share(moe_batch(*model, t, 0), t, world.rank());
+                           mine[0].source = mine[0].source.slice(1, 0, 3);
+                           replica.step(mine, {.seed = kMoeSeed});
+                         }),
+               UsageError);
+}
+
+// Rows that came are let go of when the piece that takes them is computed: what is there at most does not grow
+// with the number of layers, or of micro-batches.
+TEST(ExpertsOfSeveralRanks, RowsAreKeptUntilTheyAreTaken) {
+  const auto peak = [](int layers, int micro_batches) {
+    Moe t = some(1.25);
+    t.world = 4;
+    t.sequences = 8;
+    t.layers = layers;
+    t.micro_batches = micro_batches;
+    std::int64_t out = 0;
+    run_ranks(t.world, [&](World& world) {
+      const std::unique_ptr<Model> model = moe_model(t, 4, world.rank());
+      ReplicaOptions options;
+      options.parallel.scheme.name = "dense";
+      Replica replica(world.engine(), world.comm(), *model, options);
+      replica.step(moe_share(moe_batch(*model, t, 0), t, world.rank()), {.seed = kMoeSeed});
+      replica.settle();
+      if (world.rank() == 0) out = replica.job().experts()->peak_row_bytes();
+    });
+    return out;
+  };
+  // Of a layer: 8 experts with ceil(2 * 1.25 * 12 / 8) places for the 12 tokens of each of 4 ranks, 2 of them here.
+  const std::int64_t layer = 4 * 2 * 4 * 12 * 8;
+  // All of it may be there when the first piece begins, and of the way back as much again.
+  EXPECT_LE(peak(2, 1), 2 * layer);
+  EXPECT_GE(peak(2, 1), layer / 2);  // a slice of it
+  EXPECT_LE(peak(8, 1), 2 * layer);
+  // (A half of the tokens has a half of the places, 2.)
+  EXPECT_LE(peak(2, 2), 2 * layer);
+}
+
 // What the comparison would see.
 TEST(ExpertsOfSeveralRanks, AReferenceThatIsWrongIsFarAway) {
   Moe t = some();

@@ -1,4 +1,4 @@
-// gpt-moe in one process, with experts that are computed densely: every expert for every token, of which the
+// gpt-moe, or bert2gpt2-moe, in one process, with experts that are computed densely: every expert for every token, of which the
 // gate's choices are kept. Nothing of src/experts/ is used here, and of the model only its parameters and the
 // parts that have no experts.
 #pragma once
@@ -28,6 +28,8 @@ struct Moe {
                         .z_loss = 0.01,
                         .jitter = 0.1,
                         .slices = 2};
+  std::string model = "gpt-moe";
+  int layers = 2;
   int world = 8;  // ranks, each with a share of the sequences
   int micro_batches = 1;
   int steps = 8;
@@ -46,15 +48,15 @@ constexpr std::int64_t kMoeLength = 6;
 constexpr std::uint64_t kMoeSeed = 5;
 
 inline std::unique_ptr<Model> moe_model(const Moe& t, int ranks, int rank) {
-  ModelOptions o = model_options("gpt-moe", "tiny");
+  ModelOptions o = model_options(t.model, "tiny");
   o.vocabulary = 40;
   o.width = 12;
-  o.layers = 2;
+  o.layers = t.layers;
   o.dropout = 0.2;
   o.experts = t.experts;
   o.experts.ranks = ranks;
   o.experts.rank = rank % ranks;
-  std::unique_ptr<Model> model = make_model("gpt-moe", o);
+  std::unique_ptr<Model> model = make_model(t.model, o);
   model->to(t.type);
   return model;
 }
@@ -70,6 +72,9 @@ inline Batch moe_batch(const Model& model, const Moe& t, std::int64_t step) {
     batch.tokens.data_ptr<std::int64_t>()[i] = id();
     batch.targets.data_ptr<std::int64_t>()[i] = (i + step) % 5 == 3 ? kNotCounted : id();
   }
+  if (t.model == "gpt-moe") return batch;
+  batch.source = torch::empty({t.sequences, kMoeLength}, torch::kInt64);
+  for (std::int64_t i = 0; i < batch.source.numel(); ++i) batch.source.data_ptr<std::int64_t>()[i] = id();
   return batch;
 }
 
@@ -129,30 +134,41 @@ class DenseMoe {
   torch::Tensor forward(const Batch& batch, const StepContext& context,
                         std::map<std::string, std::vector<Gate>>& gates) const {
     const ModelShape& shape = model_->shape();
-    torch::Tensor x;
+    std::map<std::string, torch::Tensor> given;
     for (int b = 0; b < shape.num_blocks(); ++b) {
-      const bool experts = std::ranges::find(shape.experts, b, &ExpertShape::block) != shape.experts.end();
-      const int parts =
-          experts ? 1 : static_cast<int>(shape.blocks[static_cast<std::size_t>(b)].parts.size());
-      for (int p = 0; p < parts; ++p) {
-        const std::vector<torch::Tensor> taken{x};
-        x = model_->forward(b, p, b == 0 ? std::span<const torch::Tensor>() : std::span(taken), batch,
-                            context)[0];
+      const std::vector<PartShape>& parts = shape.blocks[static_cast<std::size_t>(b)].parts;
+      const auto experts = std::ranges::find(shape.experts, b, &ExpertShape::block);
+      const bool has = experts != shape.experts.end();
+      const std::size_t own = has ? static_cast<std::size_t>(experts->gate) : parts.size();
+      for (std::size_t p = 0; p < own; ++p) {
+        std::vector<torch::Tensor> taken;
+        for (const std::string& name : parts[p].takes) taken.push_back(given.at(name));
+        given[parts[p].gives.front()] = model_->forward(b, static_cast<int>(p), taken, batch, context)[0];
       }
-      if (experts) x = moe(x, b - 1, batch, context, gates);
+      if (has)
+        given[parts.back().gives.front()] =
+            moe(given.at(parts[own].takes.front()), experts->name, batch, context, gates);
     }
-    return x;
+    return given.at(kLoss);
   }
 
-  torch::Tensor moe(const torch::Tensor& x, int layer, const Batch& batch, const StepContext& context,
-                    std::map<std::string, std::vector<Gate>>& gates) const {
-    const std::string name = "layer." + std::to_string(layer) + ".experts";
+  // Of the dropout of a layer of experts, "decoder.1.experts" say: of gpt and an encoder, two of each layer
+  // behind the embedding's; of a decoder three, behind its own embedding's.
+  std::uint32_t site_of(const std::string& name) const {
+    const std::size_t dot = name.find('.');
+    const auto layer = static_cast<std::uint32_t>(std::stoi(name.substr(dot + 1)));
+    const auto layers = static_cast<std::uint32_t>(model_->options().layers);
+    return name.starts_with("decoder") ? 2 * layers + 2 + 3 * layer + 2 : 2 * layer + 2;
+  }
+
+  torch::Tensor moe(const torch::Tensor& x, const std::string& name, const Batch& batch,
+                    const StepContext& context, std::map<std::string, std::vector<Gate>>& gates) const {
     const ExpertOptions& o = t_.experts;
     const std::int64_t d = x.size(-1), tokens = x.size(0) * x.size(1);
     const torch::Tensor h =
         torch::layer_norm(x, {d}, at(name + ".norm.weight"), at(name + ".norm.bias"), 1e-5);
     const DropoutSite site{.probability = model_->options().dropout,
-                           .site = static_cast<std::uint32_t>(2 * layer + 2),
+                           .site = site_of(name),
                            .first_sequence = batch.first_sequence};
     const torch::Tensor seen = keyed_jitter(h, o.jitter, site, context).view({tokens, d});
     const torch::Tensor logits = seen.matmul(at(name + ".gate.weight").t());
@@ -192,7 +208,7 @@ class DenseMoe {
     }
     y = y.view(x.sizes());
     if (o.shared > 0) {
-      const std::string shared = "layer." + std::to_string(layer) + ".shared";
+      const std::string shared = name.substr(0, name.rfind('.')) + ".shared";
       const torch::Tensor up =
           torch::gelu(h.matmul(at(shared + ".up.weight").t()) + at(shared + ".up.bias"), "tanh");
       y = y + up.matmul(at(shared + ".down.weight").t()) + at(shared + ".down.bias");

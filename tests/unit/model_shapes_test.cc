@@ -7,6 +7,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "message_of.h"
 
@@ -128,14 +129,64 @@ TEST(ModelShapes, PresetsOfThePaperHaveItsTables) {
   }
 }
 
+// Lina's table of models: Transformer-XL with experts in all layers, in millions of parameters. Words are none of
+// theirs: they train on characters.
+TEST(ModelShapes, PresetOfExpertsHasThePapersParameters) {
+  const auto millions = [](int layers, int experts) {
+    ModelOptions o = model_options("gpt-moe", "paper");
+    EXPECT_EQ(o.layers, 24);
+    o.layers = layers;
+    o.experts.count = experts;
+    const ModelShape shape = model_shape("gpt-moe", o);
+    return static_cast<double>(shape.num_elements() - shape.parameters.front().count()) / 1e6;
+  };
+  for (const auto& [layers, experts, published] :
+       {std::tuple{12, 4, 117.0}, {24, 4, 233.0}, {36, 4, 349.0}, {12, 16, 419.0}, {24, 16, 838.0}})
+    EXPECT_NEAR(millions(layers, experts), published, 0.03 * published) << layers << " " << experts;
+  EXPECT_GT(millions(24, 8), 1.5 * 233);  // control
+}
+
+// An encoder and a decoder with experts in every second layer of either; a decoder's stand behind the attention
+// over what the encoder gave.
+TEST(ModelShapes, EncoderAndDecoderHaveExperts) {
+  ModelOptions o = model_options("bert2gpt2-moe", "tiny");
+  o.layers = 4;
+  const ModelShape shape = model_shape("bert2gpt2-moe", o);
+  std::vector<std::string> names;
+  for (const ExpertShape& layer : shape.experts) {
+    names.push_back(layer.name);
+    const BlockShape& block = shape.blocks[static_cast<std::size_t>(layer.block)];
+    EXPECT_EQ(layer.merge() + 1, static_cast<int>(block.parts.size())) << "they end their block";
+    EXPECT_EQ(layer.gate, block.name.starts_with("decoder") ? 2 : 1);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"encoder.1.experts", "encoder.3.experts", "decoder.1.experts",
+                                             "decoder.3.experts"}));
+  EXPECT_EQ(shape.block_of(place_of(shape, "encoder.norm.weight")), 5);  // a block of its own
+  EXPECT_EQ(shape.block_of(place_of(shape, "decoder.embedding.weight")), 6);
+  // As many FLOPs as the transformer's, but for experts: of each token's choices, and the gate's.
+  ModelOptions plain = model_options("transformer", "tiny");
+  plain.layers = 4;
+  const auto width = static_cast<double>(o.width);
+  const double more = 4 * ((o.experts.choices - 1) * 16 * width * width + 2 * width * o.experts.count);
+  EXPECT_DOUBLE_EQ(shape.flops_per_token(), model_shape("transformer", plain).flops_per_token() + more);
+  ModelOptions none = o;
+  none.experts.every = 5;
+  EXPECT_TRUE(model_shape("bert2gpt2-moe", none).experts.empty());  // control
+  EXPECT_TRUE(has_experts("bert2gpt2-moe"));
+  EXPECT_TRUE(has_experts("gpt-moe"));
+  EXPECT_FALSE(has_experts("transformer"));
+}
+
 TEST(ModelShapes, SayWhatTheyAreTrainedOn) {
   EXPECT_EQ(batch_kind_of("gpt"), BatchKind::tokens);
   EXPECT_EQ(batch_kind_of("lm"), BatchKind::tokens);
   EXPECT_EQ(batch_kind_of("gnmt"), BatchKind::pairs);
   EXPECT_EQ(batch_kind_of("transformer"), BatchKind::pairs);
   EXPECT_EQ(batch_kind_of("bert"), BatchKind::spans);
+  EXPECT_EQ(batch_kind_of("bert2gpt2-moe"), BatchKind::pairs);
   EXPECT_EQ(message_of([] { batch_kind_of("brt"); }),
-            "unknown model 'brt': did you mean 'bert'? There are gpt, gpt-moe, lm, gnmt, transformer, bert");
+            "unknown model 'brt': did you mean 'bert'? There are gpt, gpt-moe, lm, gnmt, transformer, bert, "
+            "bert2gpt2-moe");
 }
 
 TEST(ModelShapes, RefuseWhatTheyCannotBe) {

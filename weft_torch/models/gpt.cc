@@ -11,7 +11,6 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "weft_torch/models/experts.h"
@@ -59,11 +58,6 @@ class Gpt final : public LayeredModel {
   }
 
  private:
-  const ExpertShape* experts_of(int block) const {
-    const auto found = std::ranges::find(shape().experts, block, &ExpertShape::block);
-    return found == shape().experts.end() ? nullptr : &*found;
-  }
-
   torch::Tensor tokens_, positions_;
   std::vector<Attention> attention_;
   std::vector<Mlp> mlp_;              // of each layer, or

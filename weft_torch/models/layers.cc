@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,11 @@ ExpertLayer LayeredModel::add_experts(const ExpertShape& shape, double residual)
   out.down = add_normal(shape.name + ".down.weight", {mine, d, 4 * d}, residual);
   out.down_bias = add(shape.name + ".down.bias", {mine, d}, constant_values(0));
   return out;
+}
+
+const ExpertShape* LayeredModel::experts_of(int block) const {
+  const auto found = std::ranges::find(shape().experts, block, &ExpertShape::block);
+  return found == shape().experts.end() ? nullptr : &*found;
 }
 
 std::vector<torch::Tensor> LayeredModel::pass(const ExpertLayer& layer, int part,

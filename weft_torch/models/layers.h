@@ -53,6 +53,7 @@ class LayeredModel : public Model {
   CrossAttention add_cross_attention(const std::string& name, double residual);
   Mlp add_mlp(const std::string& name, double residual);
   ExpertLayer add_experts(const ExpertShape& shape, double residual);
+  const ExpertShape* experts_of(int block) const;  // null: it has none
 
   torch::Tensor dropped(const torch::Tensor& x, const Place& place) const;
   // Causal: a token sees itself and what came before it, else all of its sequence. Probabilities have no

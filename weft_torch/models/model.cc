@@ -184,7 +184,7 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
   if (name == "gpt" || name == "gpt-moe") return make_gpt(name, options);
   if (name == "lm") return make_lm(options);
   if (name == "gnmt") return make_gnmt(options);
-  if (name == "transformer") return make_transformer(options);
+  if (name == "transformer" || name == "bert2gpt2-moe") return make_transformer(name, options);
   return make_bert(options);
 }
 

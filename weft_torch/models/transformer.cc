@@ -5,14 +5,21 @@
 //   encoder i    two parts: attention over the whole source, mlp; the last has a norm behind them
 //   decoder i    three parts: attention over what came before, attention over what the encoder gave, mlp
 //   projection   logits = norm(x) W^T + b; the sum of the cross entropy
+// bert2gpt2-moe has experts in place of the mlp in every so many layers of encoder and decoder (gate, perhaps
+// experts that all tokens share, a part for each slice, merge), x = rows + positions that are learned, as BERT
+// and GPT-2 have them, and the encoder's norm in a block of its own.
 // Vaswani et al., NIPS 2017, with the norms before the layers and not behind them, and nothing tied. Weights:
 // as gpt's, but tables normal 1 / sqrt(width).
 #include "weft_torch/models/transformer.h"
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
+#include "weft_torch/models/experts.h"
 #include "weft_torch/models/layers.h"
 #include "weft_torch/models/ops.h"
 #include "workload/model_shapes.h"
@@ -31,28 +38,30 @@ torch::Tensor sinusoids(std::int64_t length, std::int64_t width) {
 
 class Transformer final : public LayeredModel {
  public:
-  explicit Transformer(const ModelOptions& o)
-      : LayeredModel(model_shape("transformer", o), o, batch_kind_of("transformer")) {
-    const double of_table = 1 / std::sqrt(static_cast<double>(o.width));
+  Transformer(std::string_view name, const ModelOptions& o)
+      : LayeredModel(model_shape(name, o), o, batch_kind_of(name)), learned_(has_experts(name)) {
+    const double of_table = learned_ ? kDeviation : 1 / std::sqrt(static_cast<double>(o.width));
     add_normal(kSource, {o.vocabulary, o.width}, of_table);
+    if (learned_) source_positions_ = add_normal(kSourcePositions, {o.context, o.width}, kDeviation);
     for (int i = 0; i < o.layers; ++i) {
       const double residual = kDeviation / std::sqrt(2.0 * o.layers);
       const std::string name = "encoder." + std::to_string(i);
       Encoder layer;
       layer.attention = add_attention(name + ".attention", residual);
-      layer.mlp = add_mlp(name + ".mlp", residual);
-      encoder_.push_back(layer);
+      layer.last = add_last(name, i + 1, residual);
+      encoder_.push_back(std::move(layer));
     }
     encoder_norm_ = add_norm("encoder.norm");
     add_normal(kTarget, {o.vocabulary, o.width}, of_table);
+    if (learned_) target_positions_ = add_normal(kTargetPositions, {o.context, o.width}, kDeviation);
     for (int i = 0; i < o.layers; ++i) {
       const double residual = kDeviation / std::sqrt(3.0 * o.layers);
       const std::string name = "decoder." + std::to_string(i);
       Decoder layer;
       layer.attention = add_attention(name + ".attention", residual);
       layer.cross = add_cross_attention(name + ".cross", residual);
-      layer.mlp = add_mlp(name + ".mlp", residual);
-      decoder_.push_back(layer);
+      layer.last = add_last(name, decoder_block(i), residual);
+      decoder_.push_back(std::move(layer));
     }
     projection_norm_ = add_norm("projection.norm");
     projection_ = add_linear("projection", o.width, o.vocabulary, kDeviation);
@@ -67,12 +76,19 @@ class Transformer final : public LayeredModel {
   std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
                                      const Batch& batch, const StepContext& context) const override {
     const std::size_t n = encoder_.size();
-    const auto at = static_cast<std::size_t>(block);
     const auto place = [&](std::size_t site) { return Place{site, batch, context}; };
-    if (at == 0) return {embed(source_at_, batch.source, place(0))};
-    if (at <= n) return {encode(at - 1, part, taken.front(), place(2 * at - 1))};
-    if (at == n + 1) return {embed(target_at_, batch.tokens, place(2 * n + 1))};
-    if (at <= 2 * n + 1) return {decode(at - n - 2, part, taken, place(2 * n + 2 + 3 * (at - n - 2)))};
+    if (block == 0) return {embed(source_at_, source_positions_, batch.source, place(0))};
+    if (block <= options().layers) {
+      const auto layer = static_cast<std::size_t>(block - 1);
+      return encode(encoder_[layer], part, taken, place(2 * layer + 1));
+    }
+    if (block < decoder_block(-1)) return {encoder_norm_.norm(taken.front())};
+    if (block == decoder_block(-1))
+      return {embed(target_at_, target_positions_, batch.tokens, place(2 * n + 1))};
+    if (block < decoder_block(options().layers)) {
+      const auto layer = static_cast<std::size_t>(block - decoder_block(0));
+      return decode(decoder_[layer], part, taken, place(2 * n + 2 + 3 * layer));
+    }
     const torch::Tensor logits = projection_(projection_norm_.norm(taken.front()).flatten(0, 1));
     return {cross_entropy_sum(logits, batch.targets.flatten())};
   }
@@ -80,38 +96,61 @@ class Transformer final : public LayeredModel {
  private:
   static constexpr const char* kSource = "encoder.embedding.weight";
   static constexpr const char* kTarget = "decoder.embedding.weight";
+  static constexpr const char* kSourcePositions = "encoder.embedding.position.weight";
+  static constexpr const char* kTargetPositions = "decoder.embedding.position.weight";
 
+  struct Last {  // of a layer: an mlp, or
+    Mlp mlp;
+    std::optional<ExpertLayer> experts;
+  };
   struct Encoder {
     Attention attention;
-    Mlp mlp;
+    Last last;
   };
   struct Decoder {
     Attention attention;
     CrossAttention cross;
-    Mlp mlp;
+    Last last;
   };
 
-  torch::Tensor embed(int table, const torch::Tensor& ids, const Place& place) const {
+  // Of a layer; before the first one stands the embedding.
+  int decoder_block(int layer) const { return options().layers + (learned_ ? 3 : 2) + layer; }
+
+  Last add_last(const std::string& name, int block, double residual) {
+    const ExpertShape* const experts = experts_of(block);
+    if (experts != nullptr) return {.mlp = {}, .experts = add_experts(*experts, residual)};
+    return {.mlp = add_mlp(name + ".mlp", residual), .experts = {}};
+  }
+
+  torch::Tensor embed(int table, const torch::Tensor& positions, const torch::Tensor& ids,
+                      const Place& place) const {
     const torch::Tensor rows = look_up(table, ids, place.context);
-    const torch::Tensor positions = sinusoids(ids.size(1), options().width).to(rows.options());
-    return dropped(rows * std::sqrt(static_cast<double>(options().width)) + positions, place);
+    if (positions.defined()) return dropped(rows + positions.slice(0, 0, ids.size(1)), place);
+    const torch::Tensor fixed = sinusoids(ids.size(1), options().width).to(rows.options());
+    return dropped(rows * std::sqrt(static_cast<double>(options().width)) + fixed, place);
   }
 
   // `first`: the place of a layer's first part; its others follow.
-  torch::Tensor encode(std::size_t layer, int part, const torch::Tensor& x, const Place& first) const {
-    if (part == 0) return attend(encoder_[layer].attention, x, /*causal=*/false, first);
-    if (part == 1) return feed_forward(encoder_[layer].mlp, x, {first.site + 1, first.batch, first.context});
-    return encoder_norm_.norm(x);
+  std::vector<torch::Tensor> encode(const Encoder& layer, int part, std::span<const torch::Tensor> taken,
+                                    const Place& first) const {
+    if (part == 0) return {attend(layer.attention, taken.front(), /*causal=*/false, first)};
+    const Place place{first.site + 1, first.batch, first.context};
+    if (layer.last.experts) return pass(*layer.last.experts, part, taken, place);
+    if (part == 1) return {feed_forward(layer.last.mlp, taken.front(), place)};
+    return {encoder_norm_.norm(taken.front())};
   }
-  torch::Tensor decode(std::size_t layer, int part, std::span<const torch::Tensor> taken,
-                       const Place& first) const {
-    const Place place{first.site + static_cast<std::size_t>(part), first.batch, first.context};
+  std::vector<torch::Tensor> decode(const Decoder& layer, int part, std::span<const torch::Tensor> taken,
+                                    const Place& first) const {
+    const Place place{first.site + static_cast<std::size_t>(std::min(part, 2)), first.batch, first.context};
     const torch::Tensor& x = taken.front();
-    if (part == 0) return attend(decoder_[layer].attention, x, /*causal=*/true, place);
-    if (part == 1) return attend(decoder_[layer].cross, x, taken.back(), place);
-    return feed_forward(decoder_[layer].mlp, x, place);
+    if (part == 0) return {attend(layer.attention, x, /*causal=*/true, place)};
+    if (part == 1) return {attend(layer.cross, x, taken.back(), place)};
+    if (layer.last.experts) return pass(*layer.last.experts, part, taken, place);
+    return {feed_forward(layer.last.mlp, x, place)};
   }
 
+  const bool learned_;  // positions
+  torch::Tensor source_positions_, target_positions_;
   int source_at_ = 0, target_at_ = 0;
   std::vector<Encoder> encoder_;
   std::vector<Decoder> decoder_;
@@ -120,8 +159,8 @@ class Transformer final : public LayeredModel {
 
 }  // namespace
 
-std::unique_ptr<Model> make_transformer(const ModelOptions& options) {
-  return std::make_unique<Transformer>(options);
+std::unique_ptr<Model> make_transformer(std::string_view name, const ModelOptions& options) {
+  return std::make_unique<Transformer>(name, options);
 }
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 
 #include "experts/experts.h"
 #include "experts/router.h"
+#include "weft/error.h"
 
 namespace weft {
 
@@ -24,7 +25,13 @@ ExpertRows::ExpertRows(const Model& model, JobStrategies& job, CutModel& cut)
 void ExpertRows::begin(std::span<const Batch> micro_batches) {
   if (job_.experts() == nullptr) return;
   std::vector<std::int64_t> tokens;
-  for (const Batch& batch : micro_batches) tokens.push_back(batch.tokens.numel());
+  for (const Batch& batch : micro_batches) {
+    tokens.push_back(batch.tokens.numel());
+    if (batch.source.defined() && batch.source.numel() != batch.tokens.numel())
+      throw UsageError("experts: a source of " + std::to_string(batch.source.numel()) +
+                       " tokens is not as long as its target of " + std::to_string(batch.tokens.numel()) +
+                       ", and both go by one number of places");
+  }
   job_.experts()->set_tokens(tokens);
   job_.router()->set_micro_batches(static_cast<int>(tokens.size()));
 }

@@ -18,11 +18,11 @@ struct ModelOptions {
   std::int64_t width = 384;     // of embeddings and layers
   std::int64_t hidden = 0;      // lm: width of the LSTMs; 0: `width`
   std::int64_t projection = 0;  // lm: what an LSTM gives is projected to so many columns; 0: it is not
-  int layers = 6;               // gnmt, transformer: of the encoder, and as many of the decoder
+  int layers = 6;               // of pairs (gnmt, transformer ..): of the encoder, and as many of the decoder
   int heads = 6;                // of attention (not lm, gnmt): width must be a multiple of them
   double dropout = 0.1;         // in [0, 1)
   std::int64_t samples = 0;     // lm: negative samples of the softmax in training; 0: the full softmax
-  ExpertOptions experts;        // gpt-moe
+  ExpertOptions experts;        // gpt-moe, bert2gpt2-moe
   std::uint64_t seed = 1;       // of the weights
   // affects speed only
   bool sparse_gradients = false;  // gradients of tables have only the rows that were used
@@ -32,6 +32,7 @@ struct ModelOptions {
 
 std::vector<std::string_view> model_names();
 std::vector<std::string_view> model_presets();
+bool has_experts(std::string_view model);  // in some of its layers
 // Sizes of a preset: "default" (about 20 M parameters), "tiny" (for tests), or "paper" (not of gpt): those of
 // EmbRace's and of Lina's evaluation, for plans and simulations. Throws UsageError with the nearest name.
 ModelOptions model_options(std::string_view model, std::string_view preset = "default");
