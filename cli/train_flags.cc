@@ -8,6 +8,7 @@
 
 #include "base/names.h"
 #include "collectives/registry.h"
+#include "config_text.h"
 #include "data_parallel/schemes.h"
 #include "experts/policies.h"
 #include "transports/link_model.h"
@@ -55,11 +56,25 @@ void add_model_flags(Settings& s, TrainFlags& t) {
 }
 
 void add_mesh_flag(Settings& s, TrainFlags& t) {
-  s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all along dp), or of gpt-moe dp=8,ep=4");
+  s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all along dp), or with experts dp=8,ep=4");
 }
 
+namespace {
+
+int parse_slices(const std::string& text) {
+  if (text == kAuto) return kAutoSlices;
+  int slices = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, slices);
+  if (error != std::errc{} || rest != end || slices == kAutoSlices)
+    throw UsageError("expert-slices must be a whole number of 1 or more, or auto, not '" + text + "'");
+  return slices;
+}
+
+}  // namespace
+
 void add_expert_flags(Settings& s, TrainFlags& t) {
-  s.group("Experts (gpt-moe)");
+  s.group("Experts (gpt-moe, bert2gpt2-moe)");
   s.add("experts", t.experts, "of a layer; --mesh dp=8,ep=4 deals them to 4 ranks each");
   s.add("expert-choices", t.expert_choices, "experts of a token: 1 or 2");
   s.add("expert-capacity", t.expert_capacity,
@@ -69,8 +84,14 @@ void add_expert_flags(Settings& s, TrainFlags& t) {
   s.add("balance-loss", t.balance_loss, "weight of the loss of uneven choices");
   s.add("z-loss", t.z_loss, "weight of the loss of a gate's large numbers");
   s.add("gate-jitter", t.gate_jitter, "what the gate sees is multiplied by 1 - jitter .. 1 + jitter");
-  s.add("expert-slices", t.expert_slices,
-        "in which rows travel while others are computed (policies lina, tutel)");
+  s.add(
+      "expert-slices", [&t](const std::string& text) { t.expert_slices = parse_slices(text); },
+      [&t]() -> std::string {
+        if (!t.expert_slices) return "";
+        return *t.expert_slices == kAutoSlices ? toml_string(kAuto) : std::to_string(*t.expert_slices);
+      },
+      "in which rows travel while others are computed (policies lina, tutel); auto: by what the plan "
+      "predicts");
   s.add("expert-policy", t.expert_policy,
         "how all-to-alls and gradients share the network: " + list_of(expert_policy_names()) +
             " (default lina)");
@@ -293,6 +314,12 @@ bool take_auto(TablesOptions& tables) {
   return true;
 }
 
+bool take_auto(ExpertOptions& experts) {
+  if (experts.slices != kAutoSlices) return false;
+  experts.slices = 1;
+  return true;
+}
+
 void check_undecided(const TrainOptions& options, bool auto_tables, int ranks) {
   TrainOptions known = options;
   if (auto_tables) known.tables = {};
@@ -323,11 +350,11 @@ void resolve_mesh(TrainFlags& t, int ranks) {
   const std::string& text = t.mesh;
   TrainOptions& options = t.options;
   const Mesh mesh = parse_mesh(text, ranks);
-  const bool has_experts = options.model == "gpt-moe";
+  const bool with_experts = has_experts(options.model);
   if (mesh.pp > 1 || mesh.tp > 1)
     throw UsageError("--mesh " + text + ": models are trained along dp and ep only, say dp=" +
-                     std::to_string(ranks) + (has_experts ? ",ep=2" : ""));
-  if (mesh.ep > 1 && !has_experts)
+                     std::to_string(ranks) + (with_experts ? ",ep=2" : ""));
+  if (mesh.ep > 1 && !with_experts)
     throw UsageError("--mesh " + text + ": " + options.model +
                      " has no experts that ranks could share; gpt-moe has");
   options.sizes.experts.ranks = mesh.ep;

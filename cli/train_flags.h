@@ -78,6 +78,7 @@ inline constexpr std::string_view kAuto = "auto";
 bool take_auto(SchemeOptions& scheme);
 // Throws UsageError for what no way of tables could have.
 bool take_auto(TablesOptions& tables);
+bool take_auto(ExpertOptions& experts);  // the number of slices
 // check_train() of what is known while the way of tables is not.
 void check_undecided(const TrainOptions& options, bool auto_tables, int ranks);
 

@@ -74,6 +74,8 @@ TrainOptions options_of(const Named& named, TrainFlags flags, const Computation&
       std::ranges::any_of(named.options, [](const auto& o) { return o.first == "expert-slices"; });
   if (!cuts && !find_expert_policy(flags.expert_policy).slices) flags.expert_slices.reset();
   resolve_model(flags);
+  if (take_auto(flags.options.sizes.experts))
+    throw UsageError("expert-slices auto is for train and plan: compare names their numbers");
   resolve_mesh(flags, ranks);
   resolve_data(flags);
   resolve_plan(flags);

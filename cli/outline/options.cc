@@ -46,6 +46,7 @@ OutlineCommand read_outline_flags(const std::vector<std::string>& arguments) {
   parse_flags(app, arguments);
   if (!command.shown.empty()) return command;
   resolve_model(flags);
+  take_auto(flags.options.sizes.experts);  // it is measured with several numbers of slices
   resolve_data(flags);
   OutlineOptions& options = command.options;
   if (flags.ranks < 1 || flags.ranks > kMostRanks)

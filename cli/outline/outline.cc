@@ -14,7 +14,8 @@ namespace weft::cli {
 Outline measured_outline(const TrainOptions& options, int ranks) {
   OutlineOptions measuring;
   measuring.train = options;
-  measuring.train.accumulate = 1;  // whoever goes by the outline cuts its steps
+  measuring.train.accumulate = 1;           // whoever goes by the outline cuts its steps
+  measuring.train.sizes.experts.ranks = 1;  // and deals its experts
   measuring.sequences = (options.global_batch + ranks - 1) / ranks;
   return measure_outline(measuring);
 }

@@ -94,6 +94,7 @@ struct Planned {
   const SchemeOptions& scheme;
   const std::optional<Choice>& choice;
   const std::optional<TablesChoice>& tables;
+  const std::optional<SlicesChoice>& slices;
   const Plan& plan;
 };
 
@@ -134,6 +135,11 @@ void print_json(const Planned& p, int ranks) {
     for (const Candidate& c : p.choice->candidates)
       out["candidates"].push_back({{"name", c.name}, {"step_seconds", c.prediction.step_seconds}});
   }
+  if (p.slices) {
+    out["expert_slices"] = p.slices->slices;
+    for (const SlicesChoice::Candidate& c : p.slices->candidates)
+      out["slices_candidates"].push_back({{"slices", c.slices}, {"step_seconds", c.step_seconds}});
+  }
   out["rows"] = Json::array();
   for (const PlanRow& row : p.plan.rows) out["rows"].push_back(to_json(p.plan, row));
   if (p.command.show_schedule) {
@@ -172,6 +178,7 @@ void print_text(const Planned& p, int ranks) {
               seconds_text(p.plan.prediction.compute_seconds).c_str(), source_of(p).c_str());
   if (p.choice) std::printf("scheme auto: %s\n", p.choice->why.c_str());
   if (p.tables) std::printf("tables auto: %s\n", p.tables->why().c_str());
+  if (p.slices) std::printf("expert-slices auto: %s\n", p.slices->why.c_str());
   print_rows(p.plan);
   if (p.command.show_schedule) {
     for (const Phase phase : {Phase::first, Phase::steady, Phase::settle})
@@ -199,7 +206,8 @@ int plan(const std::vector<std::string>& arguments) {
   const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
   resolve_plan(command, command.link, command, ranks);
   resolve_mesh(command, ranks);
-  const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables);
+  const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables),
+             auto_slices = take_auto(command.options.sizes.experts);
   check_undecided(command.options, auto_tables, ranks);
   const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";
   const Outline outline = outline_of(command, named_model, ranks);
@@ -214,12 +222,18 @@ int plan(const std::vector<std::string>& arguments) {
     choice = choose_for(command.options, ranks, link, outline);
     command.options.scheme = choice->scheme;
   }
+  std::optional<SlicesChoice> slices;
+  if (auto_slices) {
+    slices = choose_slices_for(command.options, ranks, link, outline);
+    command.options.sizes.experts.slices = slices->slices;
+  }
   const SimulationOptions simulation =
       simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
   Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
   if (choice) explain(made, *choice);
   if (tables) explain(made, *tables);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, made};
+  if (slices) explain(made, *slices);
+  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made};
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;
 }

@@ -12,19 +12,30 @@ namespace weft::cli {
 
 namespace {
 
-constexpr std::string_view kStayDense = "stay-dense";
+constexpr std::string_view kStayDense = "stay-dense", kExpertSlices = "expert-slices";
+
+SimulationOptions predicted_on(const TrainOptions& options, int ranks, std::optional<EmulatedLink> link,
+                               const Outline& outline, bool launched) {
+  if (!link && launched) {
+    link = EmulatedLink{.bytes_per_second = 1 / options.planned_link.seconds_per_byte,
+                        .latency_seconds = options.planned_link.hop_seconds};
+  }
+  return simulation_of(ranks, link, measured_costs(options, ranks, outline));
+}
 
 }  // namespace
 
 Choice choose_for(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
                   const Outline& outline, bool launched) {
-  std::optional<EmulatedLink> over = link;
-  if (!over && launched) {
-    over = EmulatedLink{.bytes_per_second = 1 / options.planned_link.seconds_per_byte,
-                        .latency_seconds = options.planned_link.hop_seconds};
-  }
-  const SimulationOptions simulation = simulation_of(ranks, over, measured_costs(options, ranks, outline));
-  return choose_scheme(outline, emulation_of(options, ranks, outline), simulation);
+  return choose_scheme(outline, emulation_of(options, ranks, outline),
+                       predicted_on(options, ranks, link, outline, launched));
+}
+
+SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
+                               const std::optional<EmulatedLink>& link, const Outline& outline,
+                               bool launched) {
+  return choose_slices(outline, emulation_of(options, ranks, outline),
+                       predicted_on(options, ranks, link, outline, launched));
 }
 
 TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Outline& outline) {
@@ -44,21 +55,29 @@ void choose(const Asked& asked, TrainOptions& options, int ranks, const std::opt
     std::fprintf(stderr, "weft: note: scheme auto: %s\n", choice.why.c_str());
     options.scheme = choice.scheme;
   }
+  if (asked.slices) {
+    const SlicesChoice choice = choose_slices_for(options, ranks, link, outline, launched);
+    std::fprintf(stderr, "weft: note: expert-slices auto: %s\n", choice.why.c_str());
+    options.sizes.experts.slices = choice.slices;
+  }
 }
 
 std::string lines_of(const TrainOptions& options) {
   return options.scheme.name + "\n" + find_scheme_knob(kStayDense).text(options.scheme) + "\n" +
-         options.tables.way + "\n" + options.tables.scheduling;
+         options.tables.way + "\n" + options.tables.scheduling + "\n" +
+         std::to_string(options.sizes.experts.slices);
 }
 
 void take_lines(const std::string& text, TrainOptions& options) {
   std::istringstream lines(text);
-  std::string dense;
+  std::string dense, slices;
   std::getline(lines, options.scheme.name);
   std::getline(lines, dense);
   std::getline(lines, options.tables.way);
   options.tables.scheduling.clear();
   std::getline(lines, options.tables.scheduling);
+  std::getline(lines, slices);
+  options.sizes.experts.slices = std::stoi(slices);
   find_scheme_knob(kStayDense).set(options.scheme, dense);
 }
 
@@ -67,7 +86,8 @@ std::string with_choice(const std::string& config, const TrainOptions& options) 
       {"scheme", options.scheme.name},
       {kStayDense, find_scheme_knob(kStayDense).text(options.scheme)},
       {"tables", options.tables.way},
-      {"tables-scheduling", options.tables.scheduling}};
+      {"tables-scheduling", options.tables.scheduling},
+      {kExpertSlices, std::to_string(options.sizes.experts.slices)}};
   std::istringstream lines(config);
   std::string out;
   for (std::string line; std::getline(lines, line);) {

@@ -1,10 +1,11 @@
-// `--scheme auto` and `--tables auto` of a training run: what is chosen, by whom, and how it is kept.
+// `--scheme auto`, `--tables auto` and `--expert-slices auto` of a training run: what is chosen, by whom, and how it is kept.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "planner/choose.h"
+#include "planner/slices.h"
 #include "weft/world.h"
 #include "workload/table_choice.h"
 #include "workload/train_options.h"
@@ -19,9 +20,14 @@ Choice choose_for(const TrainOptions& options, int ranks, const std::optional<Em
 // By the cost of each table's ids on the link by which algorithms are chosen.
 TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Outline& outline);
 
-// Both of them as they are asked for, tables first, told on stderr. Changes `options`.
+// As choose_for(), of the slices of experts' rows.
+SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
+                               const std::optional<EmulatedLink>& link, const Outline& outline,
+                               bool launched = false);
+
+// Those that are asked for, in this order: tables, scheme, slices; told on stderr. Changes `options`.
 struct Asked {
-  bool scheme = false, tables = false;
+  bool scheme = false, tables = false, slices = false;
 };
 void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
             const Outline& outline, bool launched = false);

@@ -46,8 +46,9 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   TrainOptions options = command.options;
   options.model = outline.model;
   std::string config = command.config;
-  if (command.auto_scheme || command.auto_tables) {
-    choose({command.auto_scheme, command.auto_tables}, options, command.ranks, command.link, outline);
+  if (command.chooses()) {
+    choose({command.auto_scheme, command.auto_tables, command.auto_slices}, options, command.ranks,
+           command.link, outline);
     config = with_choice(config, options);
   }
   RunReport report(options, {.folder = folder,

@@ -102,6 +102,7 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   resolve_mesh(t, command.ranks);
   command.auto_scheme = take_auto(t.options.scheme);
   command.auto_tables = take_auto(t.options.tables);
+  command.auto_slices = take_auto(t.options.sizes.experts);
   check_undecided(t.options, command.auto_tables, command.ranks);
   check_computation(t, t.options);
   if (t.emulated() && t.resume_given)
@@ -140,7 +141,9 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
 // another.
 std::vector<std::string> without_auto(const std::vector<std::string>& arguments) {
   const std::string automatic(kAuto);
-  const auto chosen = [](std::string_view flag) { return flag == "--scheme" || flag == "--tables"; };
+  const auto chosen = [](std::string_view flag) {
+    return flag == "--scheme" || flag == "--tables" || flag == "--expert-slices";
+  };
   std::vector<std::string> out;
   for (const std::string& argument : arguments) {
     const std::size_t equals = argument.find('=');

@@ -26,6 +26,8 @@ struct TrainCommand {
   Computation computation;
   bool auto_scheme = false;  // --scheme auto: what is chosen is not in `options` yet
   bool auto_tables = false;  // --tables auto: the same
+  bool auto_slices = false;  // --expert-slices auto: the same
+  bool chooses() const { return auto_scheme || auto_tables || auto_slices; }
   bool trace = false;
   std::string named_model;  // as --model has it; empty: it was not given
   std::string config;       // config.toml

@@ -37,18 +37,19 @@ TrainRun run_in(const TrainCommand& command, const std::string& folder) {
   return run;
 }
 
-// --scheme auto and --tables auto, from here on what was chosen.
+// --scheme, --tables and --expert-slices auto, from here on what was chosen.
 void settle_choice(TrainCommand& command, const std::string& lines) {
   take_lines(lines, command.options);
   command.config = command.run.config = with_choice(command.config, command.options);
-  command.auto_scheme = command.auto_tables = false;
+  command.auto_scheme = command.auto_tables = command.auto_slices = false;
 }
 
 // The choice is one rank's.
 std::string chosen_lines(const TrainCommand& command, bool launched) {
   TrainOptions options = command.options;
   const Outline outline = measured_outline(options, command.ranks);
-  choose({command.auto_scheme, command.auto_tables}, options, command.ranks, command.link, outline, launched);
+  choose({command.auto_scheme, command.auto_tables, command.auto_slices}, options, command.ranks,
+         command.link, outline, launched);
   return lines_of(options);
 }
 
@@ -77,7 +78,7 @@ void on_threads(TrainCommand command) {
   if (command.auto_tables) settle_choice(command, chosen_lines(command, false));
   const OpenedData opened = checked_data(command, command.ranks);
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
-  if (command.auto_scheme) settle_choice(command, chosen_lines(command, false));
+  if (command.chooses()) settle_choice(command, chosen_lines(command, false));
   const std::string folder = claim_folder(command.place, command.options).string();
   TrainRun run = run_in(command, folder);
   run.source = opened.source;
@@ -112,7 +113,7 @@ void as_launched(TrainCommand command) {
     const std::unique_ptr<World> world = join_world(join);
     rank = world->rank();
     try {
-      if (command.auto_scheme || command.auto_tables)
+      if (command.chooses())
         settle_choice(command, from_rank_0(*world, [&] { return chosen_lines(command, true); }));
       folder = from_rank_0(*world, [&] {
         checked_data(command, 1);  // (how many ranks share a host is not known)

@@ -145,6 +145,41 @@ class PlanTest(unittest.TestCase):
         self.assertLess(slow["step_seconds"], 1.05 * best)  # (the kernels' costs are measured anew)
         self.assertTrue(all(row["why"].startswith(("auto: ", "stays dense: ")) for row in slow["rows"]), slow["rows"])
 
+    def test_slices_of_experts_auto(self) -> None:
+        moe = ("--model", "gpt-moe", "--experts", "8", "--scheme", "dense", "--ranks", "8", "--mesh", "ep=8", "--global-batch", "64")
+
+        def plan(*arguments: str) -> dict[str, Any]:
+            return self.plan(*moe, *arguments)
+
+        chosen = {}
+        for link, flops in (("160mbit,20us", "2gflops"), ("8gbit,5ms", "2tflops")):  # bytes are what costs, or messages
+            made = plan("--link", link, "--flops", flops, "--expert-slices", "auto")
+            seconds = {c["slices"]: c["step_seconds"] for c in made["slices_candidates"]}
+            self.assertEqual(list(seconds), [1, 2, 4, 8])
+            chosen[link] = made["expert_slices"]
+            self.assertEqual(seconds[chosen[link]], min(seconds.values()))
+            self.assertAlmostEqual(made["step_seconds"], min(seconds.values()), delta=0.1 * made["step_seconds"])
+            (row,) = [r for r in made["rows"] if r["strategy"] == "experts"]
+            self.assertIn(f"auto: {chosen[link]} slice", row["why"])
+        self.assertGreater(chosen["160mbit,20us"], 1)
+        self.assertEqual(chosen["8gbit,5ms"], 1)
+        self.assertNotIn("expert_slices", plan("--link", "160mbit,20us", "--expert-slices", "2"))  # control: as it was told
+        # A run takes it, and keeps it.
+        self.outline("--model", "gpt-moe", "--experts", "8", "-o", "moe.json")
+        run = ("train", *SMALL, *moe, "--compute", "emulated", "--transport", "sim", "--outline", "moe.json", "--link", "160mbit,20us")
+        done = self.weft(*run, "--expert-slices", "auto", "--steps", "3", "--out", "run")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r"expert-slices auto: \d slices?, because a step takes")
+        self.assertRegex((self.folder / "run/config.toml").read_text(), r'(?m)^expert-slices = "[1248]"$')
+        for arguments, says in ((("plan", *moe, "--expert-slices", "some"), "whole number of 1 or more, or auto"),
+                                (("compare", "--model", "gpt-moe", "--ranks", "2", "--expert-slices", "auto"), "compare names their numbers")):
+            done = self.weft(*arguments)
+            self.assertEqual((done.returncode, says in done.stderr), (2, True), done.stderr)
+
+    def test_an_encoder_and_a_decoder_with_experts(self) -> None:
+        made = self.plan("--model", "bert2gpt2-moe", "--scheme", "dense", "--ranks", "4", "--mesh", "ep=4", "--link", "1gbit,50us")
+        self.assertEqual([r["tensor"] for r in made["rows"] if r["strategy"] == "experts"], ["encoder.1.experts", "decoder.1.experts"])
+
     def test_text(self) -> None:
         done = self.weft("plan", *SMALL, "--ranks", "2", "--link", "1gbit,50us", "--show-schedule")
         self.assertEqual(done.returncode, 0, done.stderr)

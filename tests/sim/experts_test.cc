@@ -7,6 +7,7 @@
 
 #include "experts/policies.h"
 #include "measure/emulated.h"
+#include "planner/slices.h"
 #include "step/strategies.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
@@ -29,6 +30,8 @@ struct Job {
   bool gradients = true;
   std::int64_t tokens = 128;
   std::int64_t steps = 3;
+  double flops = 2e9;  // a second
+  double merge = 0;    // seconds of its backward
 };
 
 struct Outcome {
@@ -51,7 +54,8 @@ Outcome simulated(const Job& job) {
   o.experts.capacity_factor = job.capacity;
   const bool cut = find_expert_policy(job.policy).slices;
   o.experts.slices = cut ? job.slices : 1;
-  const Outline outline = outline_from_flops(model_shape("gpt-moe", o), job.tokens, 2e9);
+  Outline outline = outline_from_flops(model_shape("gpt-moe", o), job.tokens, job.flops);
+  for (OutlineExperts& layer : outline.experts) layer.merge_backward_seconds = job.merge;
   TrainOptions options;
   options.model = "gpt-moe";
   options.sizes = o;
@@ -113,19 +117,70 @@ double backward_seconds(const Trace& trace) {
   return seconds_of(trace, "gradients of dispatch") + seconds_of(trace, "gradients of combine");
 }
 
-// Gradients of parameters give way, and none of them loses its patience.
-TEST(SimulatedExperts, GradientsGiveWay) {
-  for (const char* policy : {"lina", "micro-ops", "deferred"}) {
-    const Outcome run = simulated({.policy = policy});
-    for (const Trace& trace : run.traces) {
-      const TraceReport report = verify_trace(trace);
-      EXPECT_TRUE(report.breaches.empty()) << policy << ": " << report.breaches.front();
-      EXPECT_EQ(report.aged, 0u) << policy;
+// Gradients' micro-ops that start while a merge's backward is computed, behind which all-to-alls come: by what the
+// driver says, whatever was announced.
+int starts_before_all_to_alls(const std::vector<Trace>& traces) {
+  int out = 0;
+  for (const Trace& trace : traces) {
+    for (const TraceEvent& c : trace.events()) {
+      if (c.kind != TraceEvent::Kind::computing || !c.name.starts_with("backward") ||
+          !c.name.ends_with(".experts"))
+        continue;
+      for (const TraceEvent& e : trace.events())
+        out += e.kind == TraceEvent::Kind::micro_op && e.traffic == TrafficClass::gradient &&
+               e.started > c.started && e.started < c.finished;
     }
   }
-  // Control: where nothing gives way, it is seen.
-  const Outcome plain = simulated({.policy = "plain"});
-  EXPECT_FALSE(verify_trace(plain.traces[0]).breaches.empty());
+  return out;
+}
+
+// Gradients of parameters give way, and none of them loses its patience: on flat links and nodes, in any number
+// of slices.
+TEST(SimulatedExperts, GradientsGiveWay) {
+  for (const char* policy : {"lina", "micro-ops", "deferred"}) {
+    for (const int slices : {1, 2, 5}) {
+      if (slices > 1 && !find_expert_policy(policy).slices) continue;
+      for (const int nodes : {0, 2}) {
+        for (const int ep : {2, 8}) {
+          const Outcome run = simulated({.policy = policy, .ep = ep, .slices = slices, .nodes = nodes});
+          for (const Trace& trace : run.traces) {
+            const TraceReport report = verify_trace(trace);
+            EXPECT_TRUE(report.breaches.empty()) << policy << ": " << report.breaches.front();
+            EXPECT_EQ(report.aged, 0u)
+                << policy << ", " << slices << " slices, " << nodes << " nodes, ep " << ep;
+          }
+        }
+      }
+    }
+  }
+  // Controls: where nothing gives way, and where nothing is announced, it is seen.
+  EXPECT_FALSE(verify_trace(simulated({.policy = "plain"}).traces[0]).breaches.empty());
+  EXPECT_GT(starts_before_all_to_alls(simulated({.policy = "priority", .merge = 2e-3}).traces), 0);
+  EXPECT_EQ(starts_before_all_to_alls(simulated({.policy = "lina", .merge = 2e-3}).traces), 0);
+}
+
+double longest_hold(const std::vector<Trace>& traces) {
+  double out = 0;
+  for (const Trace& trace : traces) {
+    for (const TraceEvent& e : trace.events())
+      if (e.kind == TraceEvent::Kind::hold) out = std::max(out, seconds(e.finished - e.started));
+  }
+  return out;
+}
+
+// A layer whose backward takes longer than anything is held for by default: what is announced says how long it
+// takes, from the first step on.
+TEST(SimulatedExperts, LongLayersAgeNothing) {
+  for (const char* policy : {"deferred", "lina", "micro-ops"}) {
+    for (const int micro_batches : {1, 2}) {
+      const Outcome run = simulated({.policy = policy, .micro_batches = micro_batches, .flops = 2e7});
+      for (const Trace& trace : run.traces) EXPECT_EQ(verify_trace(trace).aged, 0u) << policy;
+      // Control: longer than ten times that.
+      if (policy == std::string("deferred")) {
+        EXPECT_GT(longest_hold(run.traces), 10 * seconds(Config{}.hold_limit));
+      }
+    }
+  }
 }
 
 // Seconds in which experts compute in backward while rows are on their way.
@@ -239,6 +294,52 @@ TEST(SimulatedExperts, LinaIsFasterThanWhatItIsComparedWith) {
   EXPECT_LT(step["micro-ops"], step["plain"]);
   EXPECT_LT(step["lina"], step["micro-ops"]);
   for (const auto& [name, took] : step) EXPECT_LE(step["lina"], took * 1.001) << name;
+}
+
+// A step takes as long as it was predicted with the number of slices that is chosen, and no less with another.
+// Where latency is what a message costs, one slice; where bytes are, several.
+TEST(SimulatedExperts, SlicesAreChosenByPrediction) {
+  ModelOptions o = model_options("gpt-moe", "tiny");
+  o.vocabulary = 512;
+  o.width = 64;
+  o.layers = 4;
+  o.experts.count = 8;
+  const Outline outline = outline_from_flops(model_shape("gpt-moe", o), 128, 2e9);
+  const auto choose = [&](double rate, double latency, const std::string& policy, int ep) {
+    EmulationOptions emulation;
+    emulation.parallel.scheme.name = "dense";
+    emulation.experts = o.experts;
+    emulation.experts.policy = policy;
+    emulation.experts.ranks = ep;
+    emulation.experts.slices = kAutoSlices;
+    SimulationOptions simulation;
+    simulation.ranks = kRanks;
+    simulation.link.bytes_per_second = rate;
+    simulation.link.latency_seconds = latency;
+    const SlicesChoice choice = choose_slices(outline, emulation, simulation);
+    for (const SlicesChoice::Candidate& candidate : choice.candidates) {
+      emulation.experts.slices = candidate.slices;
+      EXPECT_EQ(predict(outline, emulation, simulation).step_seconds, candidate.step_seconds);
+      const auto chosen =
+          std::ranges::find(choice.candidates, choice.slices, &SlicesChoice::Candidate::slices);
+      EXPECT_LE(chosen->step_seconds, candidate.step_seconds);
+    }
+    return choice;
+  };
+  const SlicesChoice slow = choose(20e6, 20e-6, "lina", 8), late = choose(1e9, 5e-3, "lina", 8);
+  EXPECT_GT(slow.slices, 1) << slow.why;
+  EXPECT_EQ(late.slices, 1) << late.why;
+  EXPECT_EQ(slow.candidates.size(), kSlices.size());
+  // Nothing to choose.
+  EXPECT_EQ(choose(20e6, 20e-6, "micro-ops", 8).slices, 1);
+  EXPECT_TRUE(choose(20e6, 20e-6, "lina", 1).candidates.empty());
+  EmulationOptions emulation;
+  emulation.experts = o.experts;
+  emulation.experts.ranks = 2;
+  Outline blind = outline;
+  blind.experts.clear();
+  for (OutlineTensor& tensor : blind.tensors) tensor.of = OutlineTensor::Of::block;
+  EXPECT_THROW(choose_slices(blind, emulation, {.ranks = 2}), UsageError);
 }
 
 TEST(SimulatedExperts, AnOutlineThatDoesNotTellExpertsApartIsRefused) {

@@ -1,10 +1,12 @@
-// Layers of experts in a model (gpt-moe): each token goes through a few of many feed-forward networks, which a
+// Layers of experts in a model (gpt-moe, bert2gpt2-moe): each token goes through a few of many feed-forward networks, which a
 // gate chooses. docs/algorithms.md has the rules of choosing and dropping, src/experts/ the exchange.
 #pragma once
 
 #include <string>
 
 namespace weft {
+
+inline constexpr int kAutoSlices = 0;
 
 struct ExpertOptions {
   // affects results
@@ -18,7 +20,7 @@ struct ExpertOptions {
   double z_loss = 0;              // of the squared logarithm of the gate's normaliser
   double jitter = 0;              // in training, what the gate sees is multiplied by 1 - jitter .. 1 + jitter
   int slices = 2;                 // in which a batch's rows travel and are computed (their sums differ by
-                                  // rounding)
+                                  // rounding); kAutoSlices: chosen before the run (planner/slices.h)
   // affects speed only
   std::string policy = "lina";      // how all-to-alls and gradients share the network: `weft info` lists them
   std::string all_to_all = "auto";  // algorithm of the all-to-alls: `weft info` lists them
