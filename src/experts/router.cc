@@ -1,6 +1,7 @@
 #include "experts/router.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "weft/collective.h"
@@ -140,6 +141,13 @@ std::vector<double> RouterSums::chosen(int layer) const {
     for (std::size_t e = 0; e < experts && !from.values.empty(); ++e) out[e] += from.values[experts + 1 + e];
   }
   return out;
+}
+
+double RouterSums::load(int layer) const {
+  const std::vector<double> of_expert = chosen(layer);
+  const double all = std::accumulate(of_expert.begin(), of_expert.end(), 0.0);
+  if (all == 0) return 0;
+  return *std::ranges::max_element(of_expert) * static_cast<double>(of_expert.size()) / all;
 }
 
 }  // namespace weft

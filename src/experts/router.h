@@ -63,6 +63,8 @@ class RouterSums final : public Strategy {
   double loss() const;
   // Choices of each expert by all ranks, in all micro-batches of the step so far: dropped ones too.
   std::vector<double> chosen(int layer) const;
+  // Of them, the most over an even share; 0: there was none.
+  double load(int layer) const;
 
  private:
   struct Sums {

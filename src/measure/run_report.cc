@@ -106,6 +106,7 @@ void RunReport::step(const StepRecord& r) {
            {"waited_seconds", r.waited_seconds},
            {"payload_bytes", r.payload_bytes}};
   if (options_.clip_norm > 0) row["gradient_norm"] = number(r.gradient_norm);
+  if (!r.expert_load.empty()) row["expert_load"] = r.expert_load;
   if (!r.skipped.empty()) row["skipped"] = r.skipped;
   errno = 0;
   metrics_ << row.dump() << "\n" << std::flush;

@@ -178,6 +178,19 @@ class RunTest(TrainTest):
             self.assertAlmostEqual(mine, other, delta=1e-5)
         self.assertEqual(len(self.losses("half")), 4)
 
+    def test_metrics_have_the_experts_load(self) -> None:
+        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--ranks", "2", "--mesh", "ep=2", "--experts-every", "1", "--steps", "4")
+        self.ok(self.train(*moe, "--out", "a"))
+        self.ok(self.train(*moe, "--expert-slices", "auto", "--out", "b"))
+        for run in ("a", "b"):
+            for line in (self.folder / run / "metrics.jsonl").read_text().splitlines():
+                load = json.loads(line)["expert_load"]
+                self.assertEqual(len(load), 2)
+                for value in load:  # of 4 experts, and two choices of a token are two
+                    self.assertTrue(1 <= value <= 2, value)
+        self.ok(self.train(*TINY, "--ranks", "2", "--steps", "2", "--out", "dense"))
+        self.assertNotIn("expert_load", (self.folder / "dense/metrics.jsonl").read_text())
+
     def test_experts_that_cannot_be_meant(self) -> None:
         moe = (*TINY, "--model", "gpt-moe", "--ranks", "4", "--steps", "1")
         for arguments, says in ((("--mesh", "ep=3"), "ep=3 does not divide"), (("--mesh", "ep=4", "--experts", "6"), "cannot be dealt"),

@@ -205,6 +205,10 @@ void Trainer::one_step(std::int64_t step) {
   record.density = density_at(options_, step);
   record.tokens = outcome.tokens;
   record.waited_seconds = outcome.waited_seconds;
+  if (const RouterSums* const router = replica_->job().router(); router != nullptr) {
+    for (int layer = 0; layer < static_cast<int>(model_->shape().experts.size()); ++layer)
+      record.expert_load.push_back(router->load(layer));
+  }
   const double ended = now();
   record.seconds = ended - began_;
   began_ = ended;

@@ -46,7 +46,9 @@ struct StepRecord {
   double settle_seconds = 0, settle_waited_seconds = 0;
   std::uint64_t payload_bytes = 0;  // of its gradients, without frames
   double gradient_norm = 0;         // where gradients are clipped
-  std::string skipped;              // it was left out: why
+  // Of each layer of experts: choices of its busiest expert over an even share of all, of all ranks' tokens.
+  std::vector<double> expert_load;
+  std::string skipped;  // it was left out: why
 };
 
 struct TrainStart {
