@@ -100,6 +100,8 @@ void for_each_seconds(Layer& e, F&& f) {
   f("shared_backward_seconds", e.shared_backward_seconds);
   f("row_forward_seconds", e.row_forward_seconds);
   f("row_backward_seconds", e.row_backward_seconds);
+  f("expert_forward_seconds", e.expert_forward_seconds);
+  f("expert_backward_seconds", e.expert_backward_seconds);
   f("merge_forward_seconds", e.merge_forward_seconds);
   f("merge_backward_seconds", e.merge_backward_seconds);
 }

@@ -78,9 +78,10 @@ void check_experts(const Checker& c, const Outline& outline) {
     c.require(e.width >= 1 && e.experts >= 1 && e.choices >= 1 && e.choices <= e.experts &&
                   e.capacity_factor >= 0 && e.capacity_factor <= 1e6,
               name + ": width, experts, choices or capacity_factor cannot be");
-    for (const double seconds : {e.gate_forward_seconds, e.gate_backward_seconds, e.shared_forward_seconds,
-                                 e.shared_backward_seconds, e.row_forward_seconds, e.row_backward_seconds,
-                                 e.merge_forward_seconds, e.merge_backward_seconds})
+    for (const double seconds :
+         {e.gate_forward_seconds, e.gate_backward_seconds, e.shared_forward_seconds,
+          e.shared_backward_seconds, e.row_forward_seconds, e.row_backward_seconds, e.merge_forward_seconds,
+          e.merge_backward_seconds, e.expert_forward_seconds, e.expert_backward_seconds})
       c.seconds(seconds, name);
   }
   for (const OutlineTensor& t : outline.tensors) {
@@ -235,17 +236,20 @@ void set_seconds(Outline& outline, const StepTimes& times) {
   check(outline);
 }
 
+double even_rows(const Outline& outline, const OutlineExperts& e) {
+  const double copies = static_cast<double>(outline.tokens_per_rank) * e.choices;
+  return copies * (e.capacity_factor > 0 ? e.capacity_factor : 1);
+}
+
 double compute_seconds(const Outline& outline) {
   double sum = outline.other_seconds;
   for (const OutlineBlock& b : outline.blocks)
     sum += b.forward_seconds + b.backward_seconds + b.update_seconds;
   for (const OutlineExperts& e : outline.experts) {
-    // If all experts get as many.
-    const double copies = static_cast<double>(outline.tokens_per_rank) * e.choices;
     sum += e.gate_forward_seconds + e.gate_backward_seconds + e.shared_forward_seconds +
            e.shared_backward_seconds + e.merge_forward_seconds + e.merge_backward_seconds +
-           copies * (e.capacity_factor > 0 ? e.capacity_factor : 1) *
-               (e.row_forward_seconds + e.row_backward_seconds);
+           even_rows(outline, e) * (e.row_forward_seconds + e.row_backward_seconds) +
+           e.experts * (e.expert_forward_seconds + e.expert_backward_seconds);  // in one slice
   }
   return sum;
 }

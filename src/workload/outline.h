@@ -43,7 +43,7 @@ struct OutlineTensor {
 };
 
 // A layer of experts, behind the other parts of its block. Seconds as the others', of all tokens of a rank; of
-// experts, of one row.
+// experts, of one row and of one call.
 struct OutlineExperts {
   std::string name;
   int block = 0;
@@ -53,6 +53,8 @@ struct OutlineExperts {
   double gate_forward_seconds = 0, gate_backward_seconds = 0;
   double shared_forward_seconds = 0, shared_backward_seconds = 0;  // 0: none is shared
   double row_forward_seconds = 0, row_backward_seconds = 0;
+  // Of each expert in each slice, however few its rows are.
+  double expert_forward_seconds = 0, expert_backward_seconds = 0;
   double merge_forward_seconds = 0, merge_backward_seconds = 0;
 };
 // How they are laid out: in so many slices, over so many ranks, of which this is one.
@@ -104,6 +106,8 @@ Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank
 // Seconds that were measured, block by block: a layer of experts is not told apart from its block any more.
 // REQUIRES: `times` are of the model that the outline was made of.
 void set_seconds(Outline& outline, const StepTimes& times);
+// Rows that a rank's experts compute in a step where all of them get as many.
+double even_rows(const Outline& outline, const OutlineExperts& layer);
 
 // The seconds of one step that communicates nothing.
 double compute_seconds(const Outline& outline);

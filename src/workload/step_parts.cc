@@ -75,7 +75,8 @@ void order_gradients(PartTimes& part) {
   part.rest_seconds = std::max(0.0, part.backward_seconds - before);
 }
 
-void add_experts(std::vector<PartTimes>& parts, const ExpertShape& shape, const OutlineExperts& layer) {
+void add_experts(std::vector<PartTimes>& parts, const ExpertShape& shape, const OutlineExperts& layer,
+                 int local) {
   parts.resize(static_cast<std::size_t>(shape.merge()) + 1);
   const auto set = [&](int part, double forward, double backward) {
     parts[static_cast<std::size_t>(part)].forward_seconds = forward;
@@ -86,6 +87,7 @@ void add_experts(std::vector<PartTimes>& parts, const ExpertShape& shape, const 
     set(shape.gate + 1, layer.shared_forward_seconds, layer.shared_backward_seconds);
   set(shape.merge(), layer.merge_forward_seconds, layer.merge_backward_seconds);
   for (int s = shape.first_slice; s < shape.merge(); ++s) {
+    set(s, local * layer.expert_forward_seconds, local * layer.expert_backward_seconds);
     parts[static_cast<std::size_t>(s)].row_forward_seconds = layer.row_forward_seconds;
     parts[static_cast<std::size_t>(s)].row_backward_seconds = layer.row_backward_seconds;
   }
@@ -99,7 +101,8 @@ Timetable timetable_of(const Outline& outline, const ExpertLayout& layout) {
   for (const OutlineBlock& block : outline.blocks)
     out.push_back({{.forward_seconds = block.forward_seconds, .backward_seconds = block.backward_seconds}});
   for (std::size_t l = 0; l < shape.experts.size(); ++l)
-    add_experts(out[static_cast<std::size_t>(shape.experts[l].block)], shape.experts[l], outline.experts[l]);
+    add_experts(out[static_cast<std::size_t>(shape.experts[l].block)], shape.experts[l], outline.experts[l],
+                shape.experts[l].experts / layout.ranks);
   for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
     const Piece behind = shape.ready_after(static_cast<int>(i), 1);
     PartTimes& part = out[static_cast<std::size_t>(behind.block)][static_cast<std::size_t>(behind.part)];

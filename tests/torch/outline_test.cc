@@ -14,6 +14,7 @@
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/outline/measure.h"
+#include "workload/emulate.h"
 #include "workload/model_shapes.h"
 
 namespace weft {
@@ -97,6 +98,46 @@ TEST(MeasuredOutline, SecondsAddUpToAStep) {
   double layers = 0;
   for (const OutlineBlock& b : outline.blocks) layers += b.name.starts_with("layer") ? b.backward_seconds : 0;
   EXPECT_GT(layers, computed(outline) / 4);  // four layers are most of this model, backward most of a layer
+}
+
+// What a layer of experts takes is apart from its block, by its rows: so its outline goes with any layout.
+TEST(MeasuredOutline, TellsExpertsApart) {
+  OutlineOptions options = options_of("gpt-moe");
+  options.train.sizes.experts.shared = 1;
+  const Outline outline = measure_outline(options);
+  ASSERT_EQ(outline.experts.size(), 1u);
+  const OutlineExperts& layer = outline.experts.front();
+  EXPECT_EQ(layer.name, "layer.1.experts");
+  for (const double seconds :
+       {layer.gate_forward_seconds, layer.gate_backward_seconds, layer.shared_forward_seconds,
+        layer.shared_backward_seconds, layer.row_forward_seconds, layer.row_backward_seconds,
+        layer.merge_forward_seconds, layer.merge_backward_seconds})
+    EXPECT_GT(seconds, 0);
+  // All of them add up to a step, as above.
+  double updates = 0;
+  for (const OutlineBlock& b : outline.blocks) updates += b.update_seconds;
+  const double whole = seconds_of_whole(options), all = compute_seconds(outline) - updates;
+  EXPECT_LT(all, 2 * whole);
+  EXPECT_GT(all, whole / 2);
+  // Of several ranks a slice takes as long as its rows: on one rank, in one slice, what was measured.
+  const auto step = [&](int ep, int slices) {
+    EmulationOptions emulation;
+    emulation.parallel.scheme.name = "dense";
+    emulation.experts = options.train.sizes.experts;
+    emulation.experts.ranks = ep;
+    emulation.experts.slices = slices;
+    emulation.warmup = 0;
+    emulation.steps = 2;
+    SimulationOptions simulation;
+    simulation.ranks = 4;
+    simulation.link.latency_seconds = 0;
+    return simulate_ranks(outline, emulation, simulation).front().step_seconds.front();
+  };
+  const double calls = 4 * (layer.expert_forward_seconds + layer.expert_backward_seconds);
+  EXPECT_NEAR(step(1, 1), all, 0.02 * all);
+  EXPECT_NEAR(step(1, 4), step(1, 1) + 3 * calls, 0.02 * all);  // rows are the same, calls are not
+  EXPECT_NEAR(step(4, 4), step(1, 4) - 3 * calls,
+              0.02 * all);  // a quarter of the experts, with all ranks' rows
 }
 
 // Weights come ready inside their block's backward, last used first; the shared table when its first block's

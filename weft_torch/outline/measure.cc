@@ -84,6 +84,32 @@ ModelOptions with_tables(ModelOptions sizes, Tables tables) {
   return sizes;
 }
 
+// What is timed apart: the parts of a block, or where it has experts those before them, the gate, what all
+// tokens share, all slices, the merge.
+struct Timed {
+  int block = 0, first = 0, end = 0;
+  enum class Of : std::uint8_t { block, gate, shared, experts, merge } of = Of::block;
+};
+std::vector<Timed> timed_apart(const ModelShape& shape) {
+  using Of = Timed::Of;
+  std::vector<Timed> out;
+  for (int b = 0; b < shape.num_blocks(); ++b) {
+    const int parts = static_cast<int>(shape.blocks[static_cast<std::size_t>(b)].parts.size());
+    const auto experts = std::ranges::find(shape.experts, b, &ExpertShape::block);
+    if (experts == shape.experts.end()) {
+      out.push_back({b, 0, parts, Of::block});
+      continue;
+    }
+    out.push_back({b, 0, experts->gate, Of::block});
+    out.push_back({b, experts->gate, experts->gate + 1, Of::gate});
+    if (experts->first_slice > experts->gate + 1)
+      out.push_back({b, experts->gate + 1, experts->first_slice, Of::shared});
+    out.push_back({b, experts->first_slice, experts->merge(), Of::experts});
+    out.push_back({b, experts->merge(), parts, Of::merge});
+  }
+  return out;
+}
+
 // A model on one thread, driven as Replica drives it, with clocks where that has communication.
 class MeasuredModel {
  public:
@@ -94,13 +120,19 @@ class MeasuredModel {
         cut_(*model_),
         batches_(batches),
         given_(*model_),
-        tables_(tables) {
+        tables_(tables),
+        timed_(timed_apart(model_->shape())) {
     std::vector<OptimizerParameter> updated;
     for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
       const Parameter& parameter = model_->parameters()[i];
       updated.push_back({.name = parameter.name, .count = parameter.tensor.numel()});
+      const Piece ready = model_->shape().ready_after(static_cast<int>(i), 1);
+      const auto in = std::ranges::find_if(timed_, [&](const Timed& t) {
+        return t.block == ready.block && ready.part >= t.first && ready.part < t.end;
+      });
       tensors_.push_back({.parameter = parameter,
-                          .block = static_cast<std::size_t>(model_->shape().block_of(static_cast<int>(i))),
+                          .block = static_cast<std::size_t>(ready.block),
+                          .timed = static_cast<std::size_t>(in - timed_.begin()),
                           .result = {},
                           .told = 0});
     }
@@ -113,7 +145,9 @@ class MeasuredModel {
     }
   }
 
+  // Of what is timed apart, in place of blocks.
   StepTimes step(std::int64_t step);
+  const std::vector<Timed>& timed() const { return timed_; }
   // What the last step looked up. REQUIRES: tables are given.
   const std::vector<TableIds>& asked() const { return given_.asked(); }
   const Model& model() const { return *model_; }
@@ -129,9 +163,9 @@ class MeasuredModel {
   };
   struct Tensor {
     Parameter parameter;
-    std::size_t block = 0;
-    std::vector<float> result;  // as if it had come from the other ranks
-    double told = 0;            // when torch had its gradient
+    std::size_t block = 0, timed = 0;  // in which its gradient is complete
+    std::vector<float> result;         // as if it had come from the other ranks
+    double told = 0;                   // when torch had its gradient
   };
 
   void update(std::size_t block);
@@ -142,6 +176,7 @@ class MeasuredModel {
   const Batches& batches_;
   FirstRows given_;
   Tables tables_;
+  std::vector<Timed> timed_;
   std::vector<Tensor> tensors_;  // hooks point into it: it never grows
   std::unique_ptr<Optimizer> optimizer_;
 };
@@ -161,11 +196,10 @@ void MeasuredModel::update(std::size_t block) {
 }
 
 StepTimes MeasuredModel::step(std::int64_t step) {
-  const std::vector<int> parts = model_->shape().parts();
-  const std::size_t blocks = parts.size();
+  const std::size_t count = timed_.size();
   StepTimes times;
   for (std::vector<double>* values : {&times.forward, &times.backward, &times.update})
-    values->assign(blocks, 0);
+    values->assign(count, 0);
   const TokenBatch tokens = batches_.at(step);
   StepContext context{.seed = options_.train.seed, .step = step};
   if (tables_ == Tables::given) {  // rows come from others
@@ -179,27 +213,29 @@ StepTimes MeasuredModel::step(std::int64_t step) {
   double at = now();
   times.other += at - began;
   for (Tensor& tensor : tensors_) tensor.told = 0;
-  for (std::size_t b = 0; b < blocks; ++b) {
-    update(b);
+  for (std::size_t t = 0; t < count; ++t) {
+    const Timed& timed = timed_[t];
+    if (timed.first == 0) update(static_cast<std::size_t>(timed.block));
     const double updated = now();
-    for (int p = 0; p < parts[b]; ++p) cut_.forward({Work::forward, static_cast<int>(b), p, 0});
+    for (int p = timed.first; p < timed.end; ++p) cut_.forward({Work::forward, timed.block, p, 0});
     const double end = now();
-    times.update[b] = updated - at;
-    times.forward[b] = end - updated;
+    if (timed.first == 0) times.update[t] = updated - at;
+    times.forward[t] = end - updated;
     at = end;
   }
   if (!std::isfinite(cut_.loss_sum())) throw Error("the loss is not finite while blocks are measured");
-  std::vector<double> entered(blocks);  // when backward enters a block
-  for (std::size_t b = blocks; b-- > 0;) {
-    entered[b] = at;
-    for (int p = parts[b]; p-- > 0;) cut_.backward({Work::backward, static_cast<int>(b), p, 0}, scale);
+  std::vector<double> entered(count);  // when backward enters it
+  for (std::size_t t = count; t-- > 0;) {
+    entered[t] = at;
+    for (int p = timed_[t].end; p-- > timed_[t].first;)
+      cut_.backward({Work::backward, timed_[t].block, p, 0}, scale);
     at = now();
-    times.backward[b] = at - entered[b];
+    times.backward[t] = at - entered[t];
   }
   for (const Tensor& tensor : tensors_) {
-    const double seconds = times.backward[tensor.block];
+    const double seconds = times.backward[tensor.timed];
     const bool known = tensor.told > 0 && seconds > 0;  // else it counts as zeros at the end
-    const double share = known ? (tensor.told - entered[tensor.block]) / seconds : 1;
+    const double share = known ? (tensor.told - entered[tensor.timed]) / seconds : 1;
     times.ready.push_back(std::clamp(share, 0.0, 1.0));
   }
   return times;
@@ -216,6 +252,8 @@ class SideBySide {
     if (options.train.accumulate != 1) throw UsageError("an outline is of steps of one micro-batch");
     const OpenedData opened = open_data(data_options(options.train));
     sizes_ = model_sizes(options.train, *opened.source);
+    sizes_.experts.ranks = 1;  // all experts of a layer, and rows of one rank
+    sizes_.experts.policy = ExpertOptions{}.policy;
     for (int r = 0; r < options.side_by_side; ++r) {
       BatchOptions batch = batch_options(options.train, r, options.side_by_side);
       batch.sequences = options.sequences * options.side_by_side;
@@ -227,7 +265,7 @@ class SideBySide {
   Outline measure();
 
  private:
-  Outline measure(Tables tables);
+  Outline measure(Tables tables, int slices);
   void run_rank(int rank, Tables tables);
   void describe(const MeasuredModel& measured) WEFT_REQUIRES(mutex_);
   void summarise() WEFT_REQUIRES(mutex_);
@@ -238,6 +276,7 @@ class SideBySide {
   std::barrier<> barrier_;
   Mutex mutex_;
   std::vector<std::vector<StepTimes>> times_ WEFT_GUARDED_BY(mutex_);
+  std::vector<Timed> timed_ WEFT_GUARDED_BY(mutex_);
   std::exception_ptr failure_ WEFT_GUARDED_BY(mutex_);
   Outline out_ WEFT_GUARDED_BY(mutex_);
 };
@@ -246,6 +285,7 @@ void SideBySide::describe(const MeasuredModel& measured) {
   const ModelShape& shape = measured.model().shape();
   out_ = outline_of(shape, options_.sequences * sequence_length(options_.train));
   out_.side_by_side = options_.side_by_side;
+  timed_ = measured.timed();
   for (const TableIds& lookup : measured.asked()) {
     const std::string& name = shape.parameters[static_cast<std::size_t>(lookup.parameter)].name;
     const auto table = std::ranges::find(out_.tables, name, &OutlineTable::name);
@@ -277,6 +317,36 @@ void SideBySide::run_rank(int rank, Tables tables) {
   }
 }
 
+// Of a layer's experts: all seconds are those of rows, until steps with more slices tell them apart.
+void take_seconds(Outline& out, const Timed& timed, double forward, double backward) {
+  if (timed.of == Timed::Of::block) {
+    out.blocks[static_cast<std::size_t>(timed.block)].forward_seconds = forward;
+    out.blocks[static_cast<std::size_t>(timed.block)].backward_seconds = backward;
+    return;
+  }
+  OutlineExperts& layer = *std::ranges::find(out.experts, timed.block, &OutlineExperts::block);
+  switch (timed.of) {
+    case Timed::Of::block:
+      break;
+    case Timed::Of::gate:
+      layer.gate_forward_seconds = forward;
+      layer.gate_backward_seconds = backward;
+      break;
+    case Timed::Of::shared:
+      layer.shared_forward_seconds = forward;
+      layer.shared_backward_seconds = backward;
+      break;
+    case Timed::Of::experts:
+      layer.row_forward_seconds = forward / even_rows(out, layer);
+      layer.row_backward_seconds = backward / even_rows(out, layer);
+      break;
+    case Timed::Of::merge:
+      layer.merge_forward_seconds = forward;
+      layer.merge_backward_seconds = backward;
+      break;
+  }
+}
+
 // Median over steps, mean over ranks.
 void SideBySide::summarise() {
   std::vector<double> mean;
@@ -286,10 +356,19 @@ void SideBySide::summarise() {
     for (std::size_t i = 0; i < typical.size(); ++i)
       mean[i] += typical[i] / static_cast<double>(times_.size());
   }
-  set_seconds(out_, with_numbers(times_.front().front(), mean));
+  const StepTimes times = with_numbers(times_.front().front(), mean);
+  for (std::size_t t = 0; t < timed_.size(); ++t) {
+    take_seconds(out_, timed_[t], times.forward[t], times.backward[t]);
+    if (timed_[t].of == Timed::Of::block)
+      out_.blocks[static_cast<std::size_t>(timed_[t].block)].update_seconds = times.update[t];
+  }
+  for (std::size_t i = 0; i < out_.tensors.size(); ++i) out_.tensors[i].ready = times.ready[i];
+  out_.other_seconds = times.other;
+  check(out_);
 }
 
-Outline SideBySide::measure(Tables tables) {
+Outline SideBySide::measure(Tables tables, int slices) {
+  sizes_.experts.slices = slices;
   {
     const Lock lock(mutex_);
     times_.clear();
@@ -305,11 +384,28 @@ Outline SideBySide::measure(Tables tables) {
   return out_;
 }
 
+// What steps take longer with more slices are calls of experts; what is left are rows.
+void tell_calls_apart(Outline& out, const Outline& sliced) {
+  for (std::size_t l = 0; l < out.experts.size(); ++l) {
+    OutlineExperts& layer = out.experts[l];
+    const double rows = even_rows(out, layer);
+    const auto split = [&](double OutlineExperts::* of_row, double OutlineExperts::* of_call) {
+      const double one = layer.*of_row * rows, more = sliced.experts[l].*of_row * rows;
+      const double calls = std::clamp((more - one) / (kMeasuredSlices - 1), 0.0, one);
+      layer.*of_call = calls / layer.experts;
+      layer.*of_row = (one - calls) / rows;
+    };
+    split(&OutlineExperts::row_forward_seconds, &OutlineExperts::expert_forward_seconds);
+    split(&OutlineExperts::row_backward_seconds, &OutlineExperts::expert_backward_seconds);
+  }
+}
+
 // What the steps of a model with its own tables take longer is theirs.
 Outline SideBySide::measure() {
-  Outline out = measure(Tables::given);
+  Outline out = measure(Tables::given, 1);
+  if (!out.experts.empty()) tell_calls_apart(out, measure(Tables::given, kMeasuredSlices));
   if (out.tables.empty()) return out;
-  const Outline own = measure(Tables::own);
+  const Outline own = measure(Tables::own, 1);
   for (OutlineTable& table : out.tables) {
     const auto tensor = std::ranges::find(out.tensors, table.name, &OutlineTensor::name);
     const auto b = static_cast<std::size_t>(tensor->block);

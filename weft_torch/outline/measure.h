@@ -9,6 +9,8 @@
 //             torch told of its gradient
 //   update    takes a result out of memory, changes the parameters (the fused optimizers) and clears the
 //             gradients, as Replica does
+//   experts   are timed apart from their blocks: the gate, what all tokens share, the slices, the merge. What a
+//             slice takes, a + b * rows, follows from steps with one slice and steps with kMeasuredSlices
 //   other     making the batch's tensors and what else a step has around these
 // With side_by_side ranks above 1 as many threads compute at the same time, each its own model: what they
 // take from each other (memory, caches, cores) is then in the seconds.
@@ -20,6 +22,8 @@
 #include "workload/train_options.h"
 
 namespace weft {
+
+inline constexpr int kMeasuredSlices = 4;
 
 struct OutlineOptions {
   TrainOptions train;          // model, sizes, length, accumulate, optimizer, seed, threads
