@@ -127,9 +127,14 @@ struct Steps {
       return error.what();
     }
     for (const Trace& trace : traces) {
-      const TraceReport report = verify_trace(trace);
+      const TraceReport report = verify_trace(trace, Time{0});  // nor is the link idle
       if (report.aged > 0) return std::to_string(report.aged) + " micro-ops aged";
       if (policy->announces && !report.breaches.empty()) return report.breaches.front();
+      for (const TraceEvent& e : trace.events()) {
+        if (e.kind == TraceEvent::Kind::micro_op && e.traffic == TrafficClass::blocking &&
+            e.started > e.ready)
+          return "a micro-op of " + e.name + " waited for its turn";
+      }
     }
     return "";
   }
