@@ -157,12 +157,20 @@ def legend(left: float, lines: Sequence[Line]) -> list[str]:
     return out
 
 
+Panel = tuple[list[Line], tuple[str, str, str], bool]  # lines; title and names of the axes; logarithmic
+
+
 def picture(steps: Sequence[Row], wall: Sequence[Row], heading: str) -> str:
-    panels = [(step_lines(steps), ("equal steps", "step", "loss"), False)]
+    panels: list[Panel] = [(step_lines(steps), ("equal steps", "step", "loss"), False)]
     if wall:
         panels.append((time_lines(wall), (f"equal time, {wall[0]['link']}", "seconds", "loss"), False))
     if gaps := gap_lines(steps):
         panels.append((gaps, ("gap to dense at equal steps", "density", "gap, %"), True))
+    return document(panels, heading)
+
+
+def document(panels: Sequence[Panel], heading: str) -> str:
+    """Panels side by side."""
     width = LEFT + len(panels) * (WIDTH + BETWEEN)
     body = [line for i, (lines, labels, logarithmic) in enumerate(panels)
             for line in panel(LEFT + i * (WIDTH + BETWEEN), lines, labels, logarithmic)]

@@ -48,6 +48,7 @@ def script(name: str) -> ModuleType:
 against = script("against_ddp")
 convergence = script("convergence")
 energy = script("energy")
+quality = script("experts_quality")
 
 
 def run(recipe: str, seed: int, losses: list[float], **more: Any) -> rows.Row:
@@ -68,6 +69,41 @@ class EnergyTest(unittest.TestCase):
         self.assertEqual(self.cell(lambda k: 8 * k), "0.013 (k 125)")
         self.assertEqual(self.cell(lambda k: 5 * k**0.8), "0.076 (k 761)")  # 1256, 1046, 1009
         self.assertTrue(self.cell(lambda k: 3000).endswith("*"), "control: one that no k moves")
+
+
+class ExpertsQualityTest(unittest.TestCase):
+    def options(self, *arguments: str) -> argparse.Namespace:
+        options: argparse.Namespace = quality.parse(list(arguments))
+        return options
+
+    def rows(self, flops: float = 1e6) -> list[rows.Row]:
+        return [{"variant": variant, "seed": seed, "loss": [5.0 - 0.01 * step - 0.1 * (variant == "experts") for step in range(40)],
+                 "load": [[1.5, 1.25]] * 40 if variant == "experts" else [[]] * 40,
+                 "flops_per_token": flops if variant == "experts" else 1e6} for variant in ("dense", "experts") for seed in (1, 2)]
+
+    def test_flops_are_those_of_a_token(self) -> None:
+        # 10 tokens: 3 and 4 us of blocks, 1 us of the gate, 0.5 us for each row of two choices, at 1 GFLOP/s.
+        outline = {"blocks": [{"forward_seconds": 3e-6}, {"forward_seconds": 4e-6}], "tokens_per_rank": 10, "flops_per_second": 1e9,
+                   "experts": [{"gate_forward_seconds": 1e-6, "shared_forward_seconds": 0.0, "merge_forward_seconds": 0.0,
+                                "row_forward_seconds": 0.5e-6, "choices": 2}]}
+        self.assertAlmostEqual(quality.flops_per_token(outline), (3000 + 4000 + 1000) / 10 + 2 * 500)
+        self.assertAlmostEqual(quality.flops_per_token(outline | {"experts": []}), 700)
+
+    def test_only_equal_work_is_compared(self) -> None:
+        with mock.patch("builtins.print") as printed:
+            self.assertTrue(quality.report(self.rows(1.01e6), self.options()))
+            self.assertIn("| experts | 2 | 1.010 M | ", printed.call_args_list[1].args[0])
+            self.assertFalse(quality.report(self.rows(1.1e6), self.options()), "control: a tenth more")
+            self.assertFalse(quality.report(self.rows()[:2], self.options()), "control: dense alone")
+
+    def test_curves_and_loads_are_drawn(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, mock.patch("builtins.print"):
+            options = self.options("--svg", f"{folder}/a/b.svg")
+            quality.draw(self.rows(), options)
+            drawn = options.svg.read_text()
+        xml.etree.ElementTree.fromstring(drawn)
+        self.assertEqual(drawn.count("<polyline"), 4)  # two losses, two layers
+        self.assertEqual(quality.load_lines(self.rows())[0].points[0], (1.0, 1.5))
 
 
 class RowsTest(unittest.TestCase):
