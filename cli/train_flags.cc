@@ -7,9 +7,11 @@
 #include <cmath>
 
 #include "base/names.h"
+#include "base/units.h"
 #include "collectives/registry.h"
 #include "config_text.h"
 #include "data_parallel/schemes.h"
+#include "experts/packing.h"
 #include "experts/policies.h"
 #include "transports/link_model.h"
 #include "transports/link_spec.h"
@@ -100,6 +102,12 @@ void add_expert_flags(Settings& s, TrainFlags& t) {
     if (row.uneven_bytes != nullptr) exchanges.push_back(row.name);
   }
   s.add("expert-all-to-all", t.expert_all_to_all, "algorithm of their all-to-alls: " + list_of(exchanges));
+  s.add("expert-packing", t.expert_packing,
+        "a rank holds so many times the experts of its place in the mesh, so that ep is as many times less; "
+        "auto: "
+        "chosen while the job runs (default 1)");
+  s.add("packing-memory", t.packing_memory,
+        "of a rank, for experts with gradients and moments, e.g. 512MiB: packing takes no more");
 }
 
 void add_data_flags(Settings& s, TrainFlags& t) {
@@ -229,6 +237,9 @@ void resolve_model(TrainFlags& t) {
   sizes.experts.all_to_all = t.expert_all_to_all;
   if (!find_expert_policy(t.expert_policy).slices && !t.expert_slices) sizes.experts.slices = 1;
   take(t.expert_slices, sizes.experts.slices);
+  sizes.experts.packing = t.expert_packing;
+  if (!t.packing_memory.empty())
+    sizes.experts.packing_memory = static_cast<std::int64_t>(parse_bytes(t.packing_memory));
   t.options.sizes = sizes;
   t.options.optimizer = default_options(t.optimizer);
   take(t.lr, t.options.optimizer.lr);
@@ -357,7 +368,11 @@ void resolve_mesh(TrainFlags& t, int ranks) {
   if (mesh.ep > 1 && !with_experts)
     throw UsageError("--mesh " + text + ": " + options.model +
                      " has no experts that ranks could share; gpt-moe has");
-  options.sizes.experts.ranks = mesh.ep;
+  const std::string& packing = options.sizes.experts.packing;
+  if (!with_experts && packing != ExpertOptions{}.packing)
+    throw UsageError("--expert-packing " + packing + ": " + options.model + " has no experts; gpt-moe has");
+  options.sizes.experts.ranks =
+      is_auto_packing(packing) ? mesh.ep : mesh.ep / fixed_packing(packing, mesh.ep);
 }
 
 bool names_flag(const std::vector<std::string>& arguments, const std::string& flag) {

@@ -29,6 +29,8 @@ struct TrainFlags {
   std::optional<double> lr, momentum, beta1, beta2, weight_decay;
   bool nesterov = false;
   std::string mesh, expert_policy = ExpertOptions{}.policy, expert_all_to_all = ExpertOptions{}.all_to_all;
+  std::string mesh, expert_policy = ExpertOptions{}.policy, expert_packing = ExpertOptions{}.packing;
+  std::string packing_memory;
   std::int64_t ranks = 4;
   TrainOptions options;
 };
@@ -84,7 +86,7 @@ void check_undecided(const TrainOptions& options, bool auto_tables, int ranks);
 
 // "5e12", "10tflops", "312T": FLOPs a second. Throws UsageError.
 double parse_flops(const std::string& text);
-// "dp=8,ep=4": sets how many ranks share a layer's experts. Throws UsageError for what is no mesh of so many
+// "dp=8,ep=4": sets how many ranks share a layer's experts, packed as they are. Throws UsageError for what is no mesh of so many
 // ranks, or has an axis that the model is not trained along.
 void resolve_mesh(TrainFlags& flags, int ranks);
 

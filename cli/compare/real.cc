@@ -49,7 +49,8 @@ Recorded combined(const std::vector<std::unique_ptr<Recorder>>& ranks, const Tra
           .losses = first.losses,
           .tokens = first.tokens,
           .formula_bytes = summary.formula_bytes_per_step,
-          .parameters = first.parameters};
+          .parameters = first.parameters,
+          .packing = summary.packings.empty() ? 0 : summary.packings.back().packing};
 }
 
 Recorded train_variant(const Training& training, std::shared_ptr<const DataSource> source, Lane& lane) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "experts/packing.h"
 #include "measure/emulated.h"
 #include "measure/text.h"
 #include "planner/choose.h"
@@ -96,6 +97,7 @@ struct Planned {
   const std::optional<TablesChoice>& tables;
   const std::optional<SlicesChoice>& slices;
   const Plan& plan;
+  const std::optional<ChosenPacking>& packing;
 };
 
 Json moves_of(const Plan& plan, const Table& table) {
@@ -140,6 +142,7 @@ void print_json(const Planned& p, int ranks) {
     for (const SlicesChoice::Candidate& c : p.slices->candidates)
       out["slices_candidates"].push_back({{"slices", c.slices}, {"step_seconds", c.step_seconds}});
   }
+  if (p.packing) out["packing"] = {{"packing", p.packing->packing}, {"why", p.packing->why}};
   out["rows"] = Json::array();
   for (const PlanRow& row : p.plan.rows) out["rows"].push_back(to_json(p.plan, row));
   if (p.command.show_schedule) {
@@ -179,6 +182,7 @@ void print_text(const Planned& p, int ranks) {
   if (p.choice) std::printf("scheme auto: %s\n", p.choice->why.c_str());
   if (p.tables) std::printf("tables auto: %s\n", p.tables->why().c_str());
   if (p.slices) std::printf("expert-slices auto: %s\n", p.slices->why.c_str());
+  if (p.packing) std::printf("packing auto: %d, %s\n", p.packing->packing, p.packing->why.c_str());
   print_rows(p.plan);
   if (p.command.show_schedule) {
     for (const Phase phase : {Phase::first, Phase::steady, Phase::settle})
@@ -229,11 +233,18 @@ int plan(const std::vector<std::string>& arguments) {
   }
   const SimulationOptions simulation =
       simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
+  std::optional<ChosenPacking> packing;
+  ExpertOptions& experts = command.options.sizes.experts;
+  if (is_auto_packing(experts.packing)) {
+    packing = choose_packing(command.options, outline, simulation);
+    experts.ranks /= packing->packing;
+    experts.packing = std::to_string(packing->packing);
+  }
   Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
   if (choice) explain(made, *choice);
   if (tables) explain(made, *tables);
   if (slices) explain(made, *slices);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made};
+  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made, packing};
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;
 }

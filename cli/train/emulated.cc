@@ -70,8 +70,16 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   const std::vector<RankSteps> ranks = rank_steps(done);
   const double tokens = static_cast<double>(outline.tokens_per_rank) * command.ranks;
   const std::size_t steps = ranks.front().seconds.size();
-  for (std::size_t i = 0; i < steps; ++i) report.step(record_of(ranks.front(), i, options, tokens));
   TrainSummary summary;
+  summary.packings = done.ranks.front().packings;
+  for (std::size_t i = 0; i < steps; ++i) {
+    StepRecord record = record_of(ranks.front(), i, options, tokens);
+    for (const PackingChange& change : summary.packings) {
+      if (change.steps <= record.step) record.packing = change.packing;
+      if (change.steps == record.step && record.step > 0) report.packing(change);
+    }
+    report.step(record);
+  }
   summary.steps = static_cast<std::int64_t>(steps);
   summarize(job_of(ranks), tokens * static_cast<double>(steps), summary);
   summary.formula_bytes_per_step = static_cast<double>(done.ranks.front().formula_bytes);

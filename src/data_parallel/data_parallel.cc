@@ -64,7 +64,8 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
       scheme_(find_scheme(options_.scheme.name)),
       plan_(std::move(parameters), bucket_options(options_.scheme)),
       own_registry_(registry == nullptr ? std::make_unique<StateRegistry>() : nullptr),
-      registry_(registry == nullptr ? own_registry_.get() : registry) {
+      registry_(registry == nullptr ? own_registry_.get() : registry),
+      attempt_(options_.first_step) {
   const bool is_world = comm.group_id() == engine.world().group_id();
   const ParameterState::Options kept{.peers = {comm.rank(), comm.size(), is_world ? 0 : comm.group_id()},
                                      .velocities = options_.scheme.momentum_correction > 0,

@@ -193,7 +193,7 @@ class DataParallel final : public Strategy {
   Ticket comparison_, unused_;  // among them
   Ticket last_;                 // of the bucket that was submitted last
   int next_ = -1;               // where they go one at a time: that is submitted next
-  std::uint32_t attempt_ = 0;   // step of the operations: also counts what was not committed
+  std::uint32_t attempt_;       // step of the operations: also counts what was not committed
   enum class At : std::uint8_t { between, open, ended } at_ = At::between;
   bool has_result_ = false;
 };

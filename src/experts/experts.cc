@@ -121,6 +121,7 @@ std::vector<PlanRow> Experts::rows() const {
                       " on this rank, " + std::to_string(route.choices) + " for each token; ";
     why +=
         alone() ? "none of them is elsewhere" : "rows travel in " + std::to_string(route.slices) + " slices";
+    if (!options_.packing.empty()) why += ", " + options_.packing;
     if (options_.whole) why += ", whole messages";
     if (capped())
       why += ", capacity factor " + std::to_string(route.capacity_factor);
@@ -365,7 +366,9 @@ Task<void> Experts::travel(Comm comm, Experts* me, MicroBatch* batch, Flow* flow
   me->peak_row_bytes_ = std::max<std::int64_t>(me->peak_row_bytes_, me->row_bytes_);
   const Parts send{rows, to}, recv{Dense(memory.get(), count, me->options_.dtype), from};
   const AllToAllOptions how = me->exchange_options(*batch, me->layer(kind.layer).width);
+  const Time began = comm.now();
   co_await all_to_all_v(comm, send, recv, how);
+  slice.seconds[index(kind.rows)] = seconds(comm.now() - began);
   me->sent_bytes_ += comm.bytes_sent();
 }
 
@@ -421,7 +424,19 @@ std::vector<Ticket> Experts::work() const {
 void Experts::step_end() {
   step_bytes_ = sent_bytes_;
   formula_bytes_ = 0;
+  forward_seconds_ = 0;
   if (alone()) return;
+  double exchanges = 0;
+  for (const auto& batch : batches_) {
+    for (const Flow& flow : batch->layers) {
+      for (const Slice& slice : flow.slices) {
+        forward_seconds_ +=
+            slice.seconds[index(RowExchange::dispatch)] + slice.seconds[index(RowExchange::combine)];
+        exchanges += 2;
+      }
+    }
+  }
+  if (exchanges > 0) forward_seconds_ /= exchanges;
   const int me = comm_.rank();
   for (const auto& batch : batches_) {
     for (int l = 0; l < num_layers(); ++l) {

@@ -54,6 +54,7 @@ struct ExpertsOptions {
   bool defers = false;  // and from a merge's backward to the end of its layer's last all-to-all
   bool whole = false;   // no message is cut
   std::string all_to_all = "auto";
+  std::string packing;           // for people: what is said of it in rows
   std::uint32_t first_slot = 0;  // takes num_slots()
   std::uint32_t first_step = 0;  // number of the first micro-batch, in identities
 };
@@ -106,6 +107,9 @@ class Experts final : public Strategy {
   std::int64_t formula_bytes() const { return formula_bytes_; }
   // Memory of rows that came and that no piece has taken yet, at most, since set_tokens().
   std::int64_t peak_row_bytes() const { return peak_row_bytes_; }
+  // Of that step: seconds of a slice's all-to-all in forward, out or home, on the mean, from when it may begin on
+  // this rank; 0 where nothing travels.
+  double forward_seconds() const { return forward_seconds_; }
 
  private:
   struct Slice {
@@ -113,6 +117,7 @@ class Experts final : public Strategy {
     std::vector<std::int64_t> counts;     // rows that come: of [source * local experts + expert]
     std::array<Ticket, kRowExchanges> tickets;
     std::array<std::shared_ptr<std::byte[]>, kRowExchanges> memory;
+    std::array<double, kRowExchanges> seconds{};
   };
   struct Flow {                                        // of a layer in a micro-batch
     std::vector<std::int32_t> counts, arrived_counts;  // rows of each expert that leave; that come, by source
@@ -171,6 +176,7 @@ class Experts final : public Strategy {
   std::atomic<std::int64_t> row_bytes_ = 0, peak_row_bytes_ = 0;
   std::uint64_t step_bytes_ = 0;
   std::int64_t formula_bytes_ = 0;
+  double forward_seconds_ = 0;
 };
 
 }  // namespace weft

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "data_parallel/schemes.h"
+#include "experts/packing.h"
 #include "measure/page.h"
 #include "measure/table.h"
 #include "workload/job_strategies.h"
@@ -35,6 +36,18 @@ Recorded recorded_of(const EmulatedRun& run, const Outline& outline, std::span<c
   out.tokens = static_cast<double>(outline.tokens_per_rank) * static_cast<double>(run.ranks.size());
   out.formula_bytes = static_cast<double>(run.ranks.front().formula_bytes);
   out.parameters = outline.parameters;
+  const std::vector<PackingChange>& packings = run.ranks.front().packings;
+  if (!packings.empty()) out.packing = packings.back().packing;
+  return out;
+}
+
+// Packing that is chosen on the way is chosen before anything is measured.
+std::int64_t warm_up_of(const std::vector<Variant>& variants) {
+  std::int64_t out = kWarmUpSteps;
+  for (const Variant& variant : variants) {
+    const ExpertOptions& experts = variant.options.sizes.experts;
+    if (is_auto_packing(experts.packing)) out = std::max(out, steps_to_pack(experts));
+  }
   return out;
 }
 
@@ -44,7 +57,7 @@ Comparison::Comparison(ComparisonOptions options, Models models)
     : options_(std::move(options)),
       models_(std::move(models)),
       emulated_(options_.computation.emulated()),
-      turns_(plan_turns(kWarmUpSteps, options_.measured_steps, emulated_)),
+      turns_(plan_turns(warm_up_of(options_.variants), options_.measured_steps, emulated_)),
       progress_(true),
       session_(new_session()),
       model_(options_.variants.front().options.model) {
@@ -107,6 +120,7 @@ void Comparison::save(const std::string& variant, const NamedLink& link, const R
   point.scheme = scheme.name;
   point.tables = options.tables.way;
   if (has_experts(options.model)) point.policy = options.sizes.experts.policy;
+  if (has_experts(options.model) && point.packing == 0) point.packing = 1;
   if (find_scheme(scheme.name).selects) point.density = scheme.density;
   point.link = link.name;
   point.compute = options_.computation.compute;

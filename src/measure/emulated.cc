@@ -108,6 +108,7 @@ EmulatedRun emulate_ranks(int ranks, const std::optional<EmulatedLink>& link, co
                           const EmulationOptions& given, const std::function<void()>& failed,
                           std::vector<Trace>* traces) {
   EmulationOptions options = given;
+  options.packing_link = link;
   options.windows = windows_of(outline, options);  // once for all ranks
   EmulatedRun out;
   out.ranks.resize(static_cast<std::size_t>(ranks));
@@ -144,6 +145,30 @@ SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& li
   simulation.costs = costs;
   simulation.link = link.value_or(EmulatedLink{});
   return simulation;
+}
+
+std::int64_t steps_to_pack(const ExpertOptions& experts) {
+  const PackingOptions when;
+  std::int64_t decisions = 1;
+  for (int ranks = experts.ranks; ranks % 2 == 0; ranks /= 2) ++decisions;
+  return when.first_step + when.every * decisions;
+}
+
+ChosenPacking choose_packing(const TrainOptions& options, const Outline& outline,
+                             const SimulationOptions& simulation) {
+  EmulationOptions emulation = emulation_of(options, simulation.ranks, outline);
+  emulation.steps = steps_to_pack(options.sizes.experts) + 1;
+  const std::vector<EmulatedSteps> ranks = simulate_ranks(outline, emulation, simulation);
+  const std::vector<PackingChange>& changes = ranks.front().packings;
+  ChosenPacking out;
+  for (const PackingChange& change : changes) {
+    out.packing = change.packing;
+    if (change.steps == 0) continue;
+    out.why += (out.why.empty() ? "" : "; ") + std::string("packing ") + std::to_string(change.packing) +
+               " behind step " + std::to_string(change.steps) + ": " + change.why;
+  }
+  if (out.why.empty()) out.why = "no other would be faster";
+  return out;
 }
 
 EmulatedRun simulate(const TrainOptions& options, const Outline& outline,

@@ -75,6 +75,15 @@ SimulatedCosts measured_costs(const TrainOptions& options, int ranks, const Outl
 // The link and the costs of a run in virtual time.
 SimulationOptions simulation_of(int ranks, const std::optional<EmulatedLink>& link,
                                 const SimulatedCosts& costs);
+// Packing that a run with these options would come to, in virtual time, and why: for one that is "auto".
+struct ChosenPacking {
+  int packing = 1;
+  std::string why;  // a clause for each change
+};
+ChosenPacking choose_packing(const TrainOptions& options, const Outline& outline,
+                             const SimulationOptions& simulation);
+// Steps until the last decision that could double it once more.
+std::int64_t steps_to_pack(const ExpertOptions& experts);
 // Virtual time.
 EmulatedRun simulate(const TrainOptions& options, const Outline& outline,
                      const SimulationOptions& simulation);

@@ -97,6 +97,7 @@ Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
   point.payload_bytes = median(bytes);
   point.formula_bytes = recorded.formula_bytes;
   point.parameters = recorded.parameters;
+  point.packing = recorded.packing;
   return point;
 }
 
@@ -105,6 +106,7 @@ Json to_json(const Point& p) {
           {"scheme", p.scheme},
           {"tables", p.tables},
           {"policy", p.policy},
+          {"packing", p.packing},
           {"density", number(p.density)},
           {"link", p.link},
           {"compute", p.compute},
@@ -133,6 +135,7 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("scheme").get_to(p.scheme);
     json.at("tables").get_to(p.tables);
     json.at("policy").get_to(p.policy);
+    p.packing = json.value("packing", 0);
     if (!json.at("density").is_null()) p.density = json.at("density").get<double>();
     json.at("link").get_to(p.link);
     json.at("compute").get_to(p.compute);
@@ -195,6 +198,7 @@ Json to_json(const Row& row) {
           {"scheme", p.scheme},
           {"tables", p.tables},
           {"policy", p.policy},
+          {"packing", p.packing == 0 ? Json(nullptr) : Json(p.packing)},
           {"density", number(p.density)},
           {"link", p.link},
           {"compute", p.compute},

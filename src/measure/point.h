@@ -22,12 +22,14 @@ struct Recorded {
   double tokens = 0;           // of a step, all ranks
   double formula_bytes = 0;
   std::int64_t parameters = 0;
+  int packing = 0;  // of experts, at the end; 0: there are none, or nobody said
 };
 
 struct Point {
   std::string variant;  // a scheme and what it is given: "spardl+teams=2"
   std::string scheme, tables, link, compute, transport;
   std::string policy;                // of experts; empty: the model has none
+  int packing = 0;                   // of experts, in the measured steps; 0: the model has none
   std::optional<double> density;     // of a scheme that selects
   std::optional<double> bucket_mib;  // only where the fastest of several was taken
   int ranks = 1;

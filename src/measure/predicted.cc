@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "embedding/ways.h"
+#include "experts/packing.h"
 #include "measure/emulated.h"
 #include "measure/memory.h"
 #include "workload/job_strategies.h"
@@ -41,8 +42,13 @@ std::string why_not(const Outline& outline, const TablesOptions& tables, const E
 
 }  // namespace
 
-void add_prediction(const Outline& outline, const EmulationOptions& emulation, SimulationOptions simulation,
+void add_prediction(const Outline& outline, const EmulationOptions& given, SimulationOptions simulation,
                     TrainSummary& summary) {
+  EmulationOptions emulation = given;
+  if (is_auto_packing(emulation.experts.packing) && !summary.packings.empty()) {  // that of its last steps
+    emulation.experts.packing = std::to_string(summary.packings.back().packing);
+    emulation.experts.ranks /= summary.packings.back().packing;
+  }
   simulation.traces = nullptr;
   simulation.byte_scale = std::max(simulation.byte_scale, scale_of(outline, emulation, simulation.ranks));
   summary.not_predicted = why_not(outline, emulation.tables, emulation.experts, simulation);

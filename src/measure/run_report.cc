@@ -108,6 +108,7 @@ void RunReport::step(const StepRecord& r) {
   if (options_.clip_norm > 0) row["gradient_norm"] = number(r.gradient_norm);
   if (!r.expert_load.empty()) row["expert_load"] = r.expert_load;
   if (!r.skipped.empty()) row["skipped"] = r.skipped;
+  if (r.packing > 0) row["packing"] = r.packing;
   errno = 0;
   metrics_ << row.dump() << "\n" << std::flush;
   if (!metrics_) {
@@ -151,6 +152,14 @@ void RunReport::checkpoint(std::int64_t steps_done) {
   progress_.show("checkpoint behind step " + std::to_string(steps_done));
 }
 
+void RunReport::packing(const PackingChange& c) {
+  progress_.clear();
+  std::printf(
+      "packing %d behind step %lld: %s%s\n", c.packing, static_cast<long long>(c.steps), c.why.c_str(),
+      c.bytes == 0 ? "" : ("; " + size_text(static_cast<double>(c.bytes)) + " came to a rank").c_str());
+  std::fflush(stdout);
+}
+
 void RunReport::finish(const TrainSummary& s) {
   progress_.clear();
   if (s.steps == 0) {
@@ -159,6 +168,14 @@ void RunReport::finish(const TrainSummary& s) {
     return;
   }
   const bool real = report_.compute == "real";
+  Json packings = Json::array();
+  for (const PackingChange& c : s.packings) {
+    packings.push_back({{"steps", c.steps},
+                        {"packing", c.packing},
+                        {"moved_bytes", c.bytes},
+                        {"move_seconds", c.seconds},
+                        {"why", c.why}});
+  }
   const Json summary{{"model", options_.model},
                      {"parameters", start_.parameters},
                      {"scheme", options_.scheme.name},
@@ -185,6 +202,7 @@ void RunReport::finish(const TrainSummary& s) {
                      {"payload_bytes_per_step", s.payload_bytes_per_step},
                      {"formula_bytes_per_step", s.formula_bytes_per_step},
                      {"wire_bytes", if_known(s.wire_bytes)},
+                     {"packings", packings},
                      {"checkpoint_step", s.checkpoint_step >= 0 ? Json(s.checkpoint_step) : Json(nullptr)}};
   write_file(report_.folder / "summary.json", summary.dump(2) + "\n");
   if (real)

@@ -30,6 +30,7 @@ class RunReport final : public Observer {
   void started(const TrainStart& start) override;
   void step(const StepRecord& record) override;
   void checkpoint(std::int64_t steps_done) override;
+  void packing(const PackingChange& change) override;
   // summary.json and the last lines.
   void finish(const TrainSummary& summary);
 

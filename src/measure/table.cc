@@ -62,7 +62,7 @@ std::string reached_by_then(const Point& point, double seconds) {
 Cells cells_of(const std::vector<Row>& rows) {
   const std::string to_baseline = "to " + rows.front().baseline;
   Cells cells{{"variant", "step", "95 %", "speed-up", "limits: time / bytes", "tokens/s", "bytes/step",
-               "formula", "exposed", "loss", to_baseline}};
+               "formula", "exposed", "packing", "loss", to_baseline}};
   for (const Row& row : rows) {
     const Point& p = *row.point;
     const bool exceeds = p.payload_bytes > p.formula_bytes + 0.5;
@@ -71,7 +71,8 @@ Cells cells_of(const std::vector<Row>& rows) {
          seconds_text(row.seconds.low) + " .. " + seconds_text(row.seconds.high), speedup_text(row),
          limits_text(row), count_text(row.tokens_per_second), size_text(p.payload_bytes),
          exceeds ? "exceeds " + size_text(p.formula_bytes) : formula_text(p),
-         row.exposed_share ? form("%.0f %%", 100 * *row.exposed_share) : "-", text_of("%.4f", row.final_loss),
+         row.exposed_share ? form("%.0f %%", 100 * *row.exposed_share) : "-",
+         p.packing > 1 ? std::to_string(p.packing) : "-", text_of("%.4f", row.final_loss),
          text_of("%+.4f", row.loss_gap)});
   }
   // What no row has is no column.

@@ -98,15 +98,6 @@ void take(const StateRow& wanted, const StateSource& source, std::size_t i, bool
   for_each_run(source.rows()[i].row.shard, wanted.shard, run);
 }
 
-// The values of the wanted shard; empty: zeros.
-std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
-                            std::span<const std::size_t> saved) {
-  std::vector<std::byte> out;
-  for (const std::size_t i : needed_for(wanted, source, distinct(source, saved)))
-    take(wanted, source, i, false, out);
-  return out;
-}
-
 // The row of peer `r` of the group that held the box of row `one`.
 std::size_t summand_of(int r, const StateRow& wanted, const StateSource& source,
                        std::span<const std::size_t> saved, std::size_t one) {
@@ -133,20 +124,35 @@ std::size_t summand_of(int r, const StateRow& wanted, const StateSource& source,
   return *found;
 }
 
-// Box by box, of as many peers as its group had. The first summand is copied, not added to zeros: its bits
-// stay.
-std::vector<std::byte> merge(const StateRow& wanted, const StateSource& source,
-                             std::span<const std::size_t> saved) {
-  std::vector<std::byte> sum;
-  for (const std::size_t one : needed_for(wanted, source, distinct(source, saved))) {
-    bool on_top = false;
-    for (int r = wanted.peers.rank; r < source.rows()[one].row.peers.size; r += wanted.peers.size) {
-      const std::size_t i = summand_of(r, wanted, source, saved, one);
-      take(wanted, source, i, on_top, sum);
-      on_top = on_top || !source.rows()[i].zeros;
-    }
+// The rows that the wanted shard's values are made of, in the order in which they are read. Of sums box by box,
+// of as many peers as its group had.
+std::vector<std::size_t> sources_of(const StateRow& wanted, const StateSource& source,
+                                    std::span<const std::size_t> saved) {
+  std::vector<std::size_t> boxes = needed_for(wanted, source, distinct(source, saved));
+  if (wanted.rule == LayoutRule::moves) return boxes;
+  std::vector<std::size_t> out;
+  for (const std::size_t one : boxes) {
+    for (int r = wanted.peers.rank; r < source.rows()[one].row.peers.size; r += wanted.peers.size)
+      out.push_back(summand_of(r, wanted, source, saved, one));
   }
-  return sum;
+  return out;
+}
+
+// The values of the wanted shard; empty: zeros. A box's first summand is copied, not added to zeros: its bits
+// stay.
+std::vector<std::byte> fill(const StateRow& wanted, const StateSource& source,
+                            std::span<const std::size_t> saved) {
+  std::vector<std::byte> out;
+  const Shard* box = nullptr;
+  bool on_top = false;
+  for (const std::size_t i : sources_of(wanted, source, saved)) {
+    const Shard& next = source.rows()[i].row.shard;
+    if (box == nullptr || !(*box == next)) on_top = false;
+    box = &next;
+    take(wanted, source, i, on_top, out);
+    on_top = on_top || !source.rows()[i].zeros;
+  }
+  return out;
 }
 
 Arrived copy_of(const StateSource& source, std::size_t i) {
@@ -160,6 +166,15 @@ Arrived copy_of(const StateSource& source, std::size_t i) {
 
 }  // namespace
 
+void for_each_read(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved,
+                   FunctionRef<void(std::size_t row, std::int64_t first, std::int64_t count)> f) {
+  for (const std::size_t i : sources_of(wanted, source, saved)) {
+    if (source.rows()[i].zeros) continue;
+    const auto run = [&](std::int64_t from, std::int64_t, std::int64_t count) { f(i, from, count); };
+    for_each_run(source.rows()[i].row.shard, wanted.shard, run);
+  }
+}
+
 Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved) {
   const bool cut = wanted.rule == LayoutRule::sum || wanted.rule == LayoutRule::moves;
   for (const std::size_t i : saved) {
@@ -169,7 +184,6 @@ Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<cons
   }
   switch (wanted.rule) {
     case LayoutRule::sum:
-      return {.any = true, .shard = wanted.shard, .bytes = merge(wanted, source, saved)};
     case LayoutRule::moves:
       return {.any = true, .shard = wanted.shard, .bytes = fill(wanted, source, saved)};
     case LayoutRule::same:

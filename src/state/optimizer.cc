@@ -122,22 +122,29 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::span<const OptimizerP
     if (p.name.empty() || !places_.emplace(p.name, num_parameters()).second) {
       throw UsageError("optimizer: parameter name '" + p.name + "' is empty or there twice");
     }
-    if (p.count < 0 || (p.dtype != DType::float32 && p.dtype != DType::float64)) {
-      throw UsageError("optimizer: parameter '" + p.name + "' has " + std::to_string(p.count) +
-                       " elements of " + std::string(name_of(p.dtype)) + ", not some of float32 or float64");
-    }
-    if (!p.shard.shape.empty() && (!trouble_with(p.shard).empty() || p.shard.num_elements() != p.count)) {
-      throw UsageError("optimizer: parameter '" + p.name + "' has " + std::to_string(p.count) +
-                       " elements, which " + text_of(p.shard) + " has not");
-    }
-    Slot& slot = parameters_.emplace_back(Slot{.info = p});
-    const auto count = static_cast<std::size_t>(p.count);
-    for (const Moment& moment : moments_) {
-      if (p.dtype == DType::float32)
-        slot.vectors.emplace_back(LargeVector<float>(count, static_cast<float>(moment.initial)));
-      else
-        slot.vectors.emplace_back(LargeVector<double>(count, moment.initial));
-    }
+    parameters_.emplace_back();
+    set_part(num_parameters() - 1, p);
+  }
+}
+
+void Optimizer::set_part(int parameter, const OptimizerParameter& p) {
+  if (p.count < 0 || (p.dtype != DType::float32 && p.dtype != DType::float64)) {
+    throw UsageError("optimizer: parameter '" + p.name + "' has " + std::to_string(p.count) +
+                     " elements of " + std::string(name_of(p.dtype)) + ", not some of float32 or float64");
+  }
+  if (!p.shard.shape.empty() && (!trouble_with(p.shard).empty() || p.shard.num_elements() != p.count)) {
+    throw UsageError("optimizer: parameter '" + p.name + "' has " + std::to_string(p.count) +
+                     " elements, which " + text_of(p.shard) + " has not");
+  }
+  Slot& slot = parameters_[static_cast<std::size_t>(parameter)];
+  slot.info = p;
+  slot.vectors.clear();
+  const auto count = static_cast<std::size_t>(p.count);
+  for (const Moment& moment : moments_) {
+    if (p.dtype == DType::float32)
+      slot.vectors.emplace_back(LargeVector<float>(count, static_cast<float>(moment.initial)));
+    else
+      slot.vectors.emplace_back(LargeVector<double>(count, moment.initial));
   }
 }
 

@@ -189,6 +189,7 @@ void StateRegistry::load(const StateSource& source, const LoadOptions& options) 
   std::vector<std::pair<const LiveRow*, Arrived>> next;
   for (const LiveRow& live : here) {
     if (!contains(options.owners, live.row.key.owner)) continue;
+    if (options.only && !options.only(live.row)) continue;
     next.emplace_back(&live, arrived(live, source, saved, known));
     taken.insert(live.row.key);
   }

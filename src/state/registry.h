@@ -61,6 +61,8 @@ struct LoadOptions {
   // Rows of the source that other ranks hold here: it is not missed that this one has no place for them.
   // Null: none.
   std::function<bool(const StateKey& key)> elsewhere;
+  // Rows that are loaded, of those owners; the others stay as they are. Null: all.
+  std::function<bool(const StateRow& row)> only = nullptr;
 };
 
 class StateRegistry {

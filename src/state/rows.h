@@ -29,6 +29,7 @@
 
 #include "state/shard.h"
 #include "weft/dtype.h"
+#include "weft/function_ref.h"
 
 namespace weft {
 
@@ -131,6 +132,10 @@ struct Arrived {
   std::vector<std::byte> bytes;  // empty: zeros
 };
 Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved);
+// What arrive() reads for it: elements [first, first + count) of the source's rows, in its order. REQUIRES: the
+// rule is sum or moves.
+void for_each_read(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved,
+                   FunctionRef<void(std::size_t row, std::int64_t first, std::int64_t count)> f);
 
 // Snapshots of all ranks of a job, in any order, or the one of rank `rank` of `size` for itself. Throws
 // UsageError for others: some are missing, a rank is there twice, ranks disagree about what is the same on

@@ -53,7 +53,7 @@ StepTimes median_of(std::span<const StepTimes> steps) {
   return with_numbers(steps.front(), medians);
 }
 
-StepClock::StepClock(const ModelShape& shape) : blocks_(shape.blocks.size()) {
+StepClock::StepClock(const ModelShape& shape) : blocks_(shape.blocks.size()), experts_(shape.experts) {
   for (std::size_t p = 0; p < shape.parameters.size(); ++p)
     block_of_.push_back(static_cast<std::size_t>(shape.block_of(static_cast<int>(p))));
 }
@@ -66,7 +66,7 @@ void StepClock::begin(const Table& table) {
     values->assign(blocks_, 0);
   times_.steady = table.phase == Phase::steady;
   ready_seconds_.assign(block_of_.size(), -1);
-  last_micro_batch_ = 0;
+  last_micro_batch_ = expert_slices_ = 0;
   for (const Move& move : table.moves) {
     if (move.kind == Move::Kind::compute)
       last_micro_batch_ = std::max(last_micro_batch_, move.piece.micro_batch);
@@ -77,6 +77,13 @@ void StepClock::computed(const Piece& piece, Time now) {
   if (settles_) return;
   const double took = seconds(now - piece_began_) - handed_in_piece_;
   const auto block = static_cast<std::size_t>(piece.block);
+  const auto is_slice = [&](const ExpertShape& layer) {
+    return layer.block == piece.block && piece.part >= layer.first_slice && piece.part < layer.merge();
+  };
+  if (piece.work == Work::forward && std::ranges::any_of(experts_, is_slice)) {
+    times_.expert_slice += took;
+    ++expert_slices_;
+  }
   switch (piece.work) {
     case Work::update:
       times_.update[block] += took;
@@ -105,6 +112,7 @@ void StepClock::waited(Time from, Time to) {
 void StepClock::end(Time now) {
   const Time before = std::exchange(ended_, now);
   if (settles_) return;
+  if (expert_slices_ > 0) times_.expert_slice /= expert_slices_;
   if (times_.steady) {
     const double named = times_.computed() + times_.waited + times_.handed_over;
     times_.other = std::max(0.0, seconds(now - before) - named);

@@ -23,6 +23,7 @@ struct StepTimes {
   double handed_over = 0;     // to the strategies, inside of backward
   double other = 0;           // all else since the step before ended; 0 where nothing was under way then
   bool steady = false;        // the step before was under way
+  double expert_slice = 0;    // of a slice of tokens: forward of its experts, on the mean; 0: there are none
 
   double computed() const;  // by the blocks
 };
@@ -52,9 +53,10 @@ class StepClock {
  private:
   std::size_t blocks_;
   std::vector<std::size_t> block_of_;  // of each parameter
+  std::vector<ExpertShape> experts_;
   StepTimes times_;
   std::vector<double> ready_seconds_;  // of each parameter: in its block's backward; negative: not yet
-  int last_micro_batch_ = 0;
+  int last_micro_batch_ = 0, expert_slices_ = 0;
   bool settles_ = false;
   Time piece_began_{}, ended_{};  // ended_: the table that was walked last
   double handed_in_piece_ = 0;

@@ -53,12 +53,40 @@ std::uint32_t Strategies::next_slot(const Comm& group) const {
 void Strategies::take(std::unique_ptr<Strategy> strategy) {
   if (!exchanges_.empty()) refuse("a strategy that is added after install()");
   taken_slots_[strategy->group().group_id()] += strategy->num_slots();
-  strategies_.push_back(std::move(strategy));
+  const auto place = std::find(strategies_.begin(), strategies_.end(), nullptr);
+  if (place != strategies_.end())
+    *place = std::move(strategy);
+  else
+    strategies_.push_back(std::move(strategy));
+}
+
+void Strategies::make_place(ModelShape shape, std::span<const Strategy* const> leaving) {
+  if (under_way_) refuse("another layout while a step is under way");
+  const auto same = [](const ParameterShape& a, const ParameterShape& b) { return a.name == b.name; };
+  if (shape.blocks != shape_.blocks || !std::ranges::equal(shape.parameters, shape_.parameters, same))
+    refuse("another layout has the same parts and parameters");
+  shape_ = checked(std::move(shape));
+  for (auto& strategy : strategies_) {
+    if (std::ranges::find(leaving, strategy.get()) == leaving.end()) continue;
+    const auto slots = taken_slots_.find(strategy->group().group_id());
+    slots->second -= strategy->num_slots();
+    if (slots->second == 0) taken_slots_.erase(slots);
+    strategy.reset();
+  }
+  exchanges_.clear();
+  announced_.clear();
+  group_comparisons_.clear();
+  tables_.clear();
+  forward_.reset();
 }
 
 void Strategies::install() {
+  if (std::find(strategies_.begin(), strategies_.end(), nullptr) != strategies_.end())
+    refuse("a strategy went away and none came in its place");
   takes_.assign(shape_.parameters.size(), {});
-  parameter_of_.resize(strategies_.size());
+  parameter_of_.assign(strategies_.size(), {});
+  why_updates_wait_.clear();
+  world_verdict_ = false;
   for (std::size_t s = 0; s < strategies_.size(); ++s) {
     const std::vector<std::string> names = strategies_[s]->gradients();
     for (std::size_t i = 0; i < names.size(); ++i) {
@@ -96,8 +124,10 @@ void Strategies::compare() {
   const std::uint64_t parts[] = {hash_part(options_.clip_norm),       options_.skip_not_finite ? 1U : 0U,
                                  options_.tokens ? 1U : 0U,           options_.lookahead ? 1U : 0U,
                                  why_updates_wait_.empty() ? 0U : 1U, options_.compared};
-  const SubmitOptions submit{
-      .name = kNames[kPlan], .traffic = TrafficClass::prior, .slot = options_.first_slot + kPlan};
+  const SubmitOptions submit{.name = kNames[kPlan],
+                             .traffic = TrafficClass::prior,
+                             .slot = options_.first_slot + kPlan,
+                             .step = installed_++};
   const auto hash_of_group = [&](std::uint64_t group) {
     std::vector<PlanRow> rows;
     std::vector<Exchange> exchanges;

@@ -71,6 +71,10 @@ class Strategies {
     take(std::move(strategy));
     return out;
   }
+  // Between two steps, for another layout of some tensors: these strategies go away, and those that are added
+  // next stand in their places. `shape` has the same parts and parameters, some of other sizes. install() comes
+  // behind it: all ranks, at the same step. Throws UsageError while a step is under way.
+  void make_place(ModelShape shape, std::span<const Strategy* const> leaving);
   // After the last add(): who takes which gradient, tables, and a comparison of the ranks' plans. Throws
   // UsageError where a parameter has no strategy or several, or a table does not hold (verify.h).
   void install();
@@ -181,6 +185,7 @@ class Strategies {
   std::map<int, Tables> tables_;  // by micro-batches
   std::optional<Table> forward_;
   std::vector<std::vector<int>> parameter_of_;  // of each strategy's own numbers
+  std::uint32_t installed_ = 0;                 // how often: step of the comparisons
   Ticket comparison_;
   Wishes verdict_wishes_;                    // of all ranks: 1 where one needs the verdicts of others
   std::map<int, Ticket> group_comparisons_;  // by exchange: of groups other than the world

@@ -54,6 +54,8 @@ class EmulatedRank final : public Driver {
         job_(world.engine(), world.comm(), shape_of(outline, expert_layout(options.experts, world.rank())),
              job_options(options, outline, world.rank())),
         experts_(outline, options, job_),
+        values_(job_, options.optimizer),
+        packing_(packing_of(job_, outline_, options)),
         walker_(*this, job_.all()) {}
 
   EmulatedSteps run() {
@@ -63,6 +65,7 @@ class EmulatedRank final : public Driver {
       for (std::int64_t step = 0; step < steps; ++step) {
         one_step(step);
         const bool last = step + 1 == steps;
+        if (packing_ != nullptr && !last) pack(step + 1);
         if (last || (options_.settles_after && options_.settles_after(step))) settle();
       }
     } catch (...) {
@@ -71,6 +74,7 @@ class EmulatedRank final : public Driver {
     }
     EmulatedSteps out = account_.take(options_.warmup);
     out.formula_bytes = job_.formula_bytes(figures_.cost, figures_.micro_op_bytes);
+    if (packing_ != nullptr) out.packings = packing_->changes();
     return out;
   }
 
@@ -96,18 +100,23 @@ class EmulatedRank final : public Driver {
   }
   Dense tensor(const TensorName& name) override { return experts_.tensor(name); }
   Task<void> wait(Ticket ticket) override {
+    wait_for(ticket);
+    co_return;
+  }
+
+ private:
+  void wait_for(const Ticket& ticket) {
     const bool late = !ticket.done();  // else the clock need not move
     const Clock::time_point start = Clock::now();
     ticket.wait();
     const Clock::time_point end = Clock::now();
     current_.waited += seconds_between(start, end);
     if (late) computed_until_ = std::max(computed_until_, end);
-    co_return;
   }
-
- private:
   void one_step(std::int64_t step);
-  void settle();
+  void settle(std::optional<int> expert_ranks = std::nullopt);
+  void pack(std::int64_t steps);
+  void deal_experts(int ranks);
   void backward(const PartTimes& part);
   void batch_known(std::int64_t step) {
     const GradientWindows::Asked asked = windows_->asked(world_.rank(), step);
@@ -127,6 +136,8 @@ class EmulatedRank final : public Driver {
   const Timetable times_;
   JobStrategies job_;
   DrawnExperts experts_;
+  ExpertValues values_;
+  const std::unique_ptr<ExpertPacking> packing_;
   Walker walker_;
   StepAccount account_;
   StepAccount::Step current_;
@@ -190,12 +201,34 @@ void EmulatedRank::take_result() {
   if (job_.all().result()) account_.complete(job_);
 }
 
-void EmulatedRank::settle() {
+// And deals experts to so many ranks: that time counts for the last step as well.
+void EmulatedRank::settle(std::optional<int> expert_ranks) {
+  if (!job_.all().under_way()) return;
   current_ = {};
   walker_.walk(job_.all().tables(options_.micro_batches).settle);
   take_result();
+  if (expert_ranks) deal_experts(*expert_ranks);
   account_.settled(seconds_between(began_, Clock::now()), current_.waited);
   stopped_ = true;
+}
+
+void EmulatedRank::pack(std::int64_t steps) {
+  packing_->step_ended();
+  if (!packing_->due(steps)) return;
+  wait_for(packing_->agree());
+  packing_->decide(steps);
+  if (const std::optional<int> ranks = packing_->wanted()) settle(ranks);
+  packing_->take_line();
+}
+
+void EmulatedRank::deal_experts(int ranks) {
+  const Clock::time_point began = Clock::now();
+  const std::unique_ptr<Relayout> move = job_.plan_move(ranks);
+  wait_for(job_.start_move(*move));
+  const ExpertLayout layout{.slices = options_.experts.slices, .ranks = ranks, .rank = world_.rank() % ranks};
+  job_.lay_out(shape_of(outline_, layout), ranks);
+  job_.finish_move(*move);
+  packing_->changed(move->most_bytes(), seconds_between(began, Clock::now()));
 }
 
 }  // namespace

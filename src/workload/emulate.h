@@ -18,6 +18,7 @@
 // have the same scale.
 //
 // Experts: rows travel as they do in training (workload/drawn_experts.h), and a slice takes as long as its rows.
+// Where they are packed on the way (workload/expert_packing.h) as many bytes move as parameters and moments have.
 //
 // Tables: the ids of (rank, step) are drawn as the outline says (workload/table_draws.h); rows, their
 // gradients and their updates are real.
@@ -35,10 +36,12 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
+#include "experts/packing.h"
 #include "weft/config.h"
 #include "weft/kernel_costs.h"
 #include "weft/train/expert_options.h"
 #include "weft/train/optimizer_options.h"
+#include "weft/train/run.h"
 #include "weft/train/tables_options.h"
 #include "weft/world.h"
 #include "workload/distributions.h"
@@ -61,7 +64,9 @@ struct EmulationOptions {
   Distribution gradients = Distribution::heavy;
   // Why the first update waits for all gradients (clipping, say); empty: it does not.
   std::string updates_wait;
-  std::optional<LinkCost> planned_link;  // by which algorithms are chosen; none: the world's own figures
+  std::optional<LinkCost> planned_link;      // by which algorithms are chosen; none: the world's own figures
+  std::optional<EmulatedLink> packing_link;  // by which packing of experts is; none: those figures
+  PackingOptions packing;                    // when it is decided; its memory is that of `experts`
   // affects speed only
   std::shared_ptr<const GradientWindows> windows;  // of outline, gradients and seed (windows_of); null: own
   bool occupies = false;  // a block's seconds are processor time of the rank's thread; else it sleeps
@@ -84,7 +89,8 @@ struct EmulatedSteps {
   std::vector<StepTimes> times;           // of its pieces
   // Of its gradients' payload, what leaves its node: what counts at the node's port. Empty in wall time.
   std::vector<double> scale_out_bytes;
-  std::int64_t formula_bytes = 0;  // of the last step; data_parallel/formula.h
+  std::int64_t formula_bytes = 0;       // of the last step; data_parallel/formula.h
+  std::vector<PackingChange> packings;  // of experts, warm-up included
 };
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps

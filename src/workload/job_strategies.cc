@@ -1,6 +1,8 @@
 #include "workload/job_strategies.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 #include "base/names.h"
 #include "data_parallel/formula.h"
@@ -129,7 +131,8 @@ std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& opti
 
 JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape& shape,
                              const JobOptions& options)
-    : all_(std::make_unique<Strategies>(engine, world, shape, options.step)),
+    : options_(options),
+      all_(std::make_unique<Strategies>(engine, world, shape, options.step)),
       places_(shape.parameters.size()) {
   check_tables(options.tables);
   check_names(shape, options.tables);
@@ -150,7 +153,12 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
     parallel.scheme.all_reduce = way.all_reduce;
     dense_tables_.push_back(&add_parallel(engine, world, tables.parameters, parallel));
   }
-  if (!shape.experts.empty()) add_experts(engine, parts.experts, options);
+  if (!shape.experts.empty()) {
+    add_expert_strategies(parts.experts);
+    router_ = &all_->add(std::make_unique<RouterSums>(
+        engine, world, shape.experts,
+        RouterSums::Options{.experts = options.experts, .first_slot = all_->next_slot(world)}));
+  }
   all_->install();
 }
 
@@ -192,42 +200,150 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
   }
 }
 
-void JobStrategies::add_experts(Engine& engine, const std::vector<int>& parameters,
-                                const JobOptions& options) {
-  const Comm& world = all_->world();
-  const ExpertOptions& o = options.experts;
-  if (world.size() % o.ranks != 0)
-    throw UsageError("experts on " + std::to_string(o.ranks) + " ranks: " + std::to_string(world.size()) +
+void JobStrategies::check_experts(int ranks) const {
+  const int world = all_->world().size(), count = options_.experts.count;
+  if (ranks < 1 || world % ranks != 0)
+    throw UsageError("experts on " + std::to_string(ranks) + " ranks: " + std::to_string(world) +
                      " ranks are no whole number of such groups");
+  if (count % ranks != 0)
+    throw UsageError("experts: " + std::to_string(count) + " of them cannot be dealt to " +
+                     std::to_string(ranks) + " ranks, as many to each");
+}
+
+// Of experts that so many ranks have.
+DataParallelOptions JobStrategies::expert_sums(int replicas) const {
+  DataParallelOptions out = options_.parallel;
+  out.name = "expert_parallel";
+  out.one_at_a_time = find_expert_policy(options_.experts.policy).whole;
+  out.dtype = options_.dtype;
+  out.scheme.teams = 0;                                         // as many as its ranks allow
+  if (replicas == 1) out.scheme.name = lossless_scheme().name;  // nothing is sent: nothing is left behind
+  return out;
+}
+
+void JobStrategies::add_expert_strategies(const std::vector<int>& parameters) {
+  const Comm& world = all_->world();
+  const ExpertOptions& o = options_.experts;
+  check_experts(o.ranks);
   const Mesh mesh{.dp = world.size(), .ep = o.ranks};
   if (mesh.coordinates(world.rank()).ep != o.rank)
     throw UsageError("rank " + std::to_string(world.rank()) + " has the experts of place " +
                      std::to_string(mesh.coordinates(world.rank()).ep) + " of " + std::to_string(o.ranks) +
                      ", and its model those of " + std::to_string(o.rank));
-  const std::vector<ExpertShape>& layers = all_->shape().experts;
-  DataParallelOptions parallel = options.parallel;
-  parallel.name = "expert_parallel";
-  parallel.one_at_a_time = find_expert_policy(o.policy).whole;
-  parallel.dtype = options.dtype;
-  parallel.scheme.teams = 0;  // as many as its ranks allow
-  const Comm replicas = axis_group(world, mesh, Axis::expert_dp);
-  if (replicas.size() == 1)
-    parallel.scheme.name = lossless_scheme().name;  // nothing is sent: nothing is left behind
-  expert_parallel_ = &add_parallel(engine, replicas, parameters, parallel);
+  const Comm replicas = axis_group(world, mesh, Axis::expert_dp, layouts_);
+  DataParallelOptions parallel = expert_sums(replicas.size());
+  parallel.first_step = first_step_;
+  expert_parallel_ = &add_parallel(all_->engine(), replicas, parameters, parallel);
   ExpertsOptions exchange;
   exchange.route = {
       .experts = o.count, .choices = o.choices, .capacity_factor = o.capacity_factor, .slices = o.slices};
-  exchange.dtype = options.dtype;
+  exchange.dtype = options_.dtype;
   const ExpertPolicy& policy = find_expert_policy(o.policy);
   exchange.holds = policy.announces;
   exchange.defers = policy.defers;
   exchange.whole = policy.whole;
   exchange.all_to_all = o.all_to_all;
-  const Comm group = axis_group(world, mesh, Axis::ep);
+  if (o.packing != "1") exchange.packing = "packing " + o.packing;
+  const Comm group = axis_group(world, mesh, Axis::ep, layouts_);
   exchange.first_slot = all_->next_slot(group);
-  experts_ = &all_->add(std::make_unique<Experts>(engine, group, layers, exchange));
-  router_ = &all_->add(std::make_unique<RouterSums>(
-      engine, world, layers, RouterSums::Options{.experts = o, .first_slot = all_->next_slot(world)}));
+  experts_ = &all_->add(std::make_unique<Experts>(all_->engine(), group, all_->shape().experts, exchange));
+}
+
+// ---- another layout of the experts ----
+
+bool JobStrategies::is_of_experts(const StateRow& row) const {
+  return expert_parallel_ != nullptr && row.peers.group == expert_parallel_->group().group_id() &&
+         (row.rule == LayoutRule::sum || row.rule == LayoutRule::moves);
+}
+
+std::unique_ptr<Relayout> JobStrategies::plan_move(int ranks) {
+  if (experts_ == nullptr) throw UsageError("the model has no experts that could be dealt to other ranks");
+  check_experts(ranks);
+  const Comm& world = all_->world();
+  const auto layout = [count = options_.experts.count, size = world.size()](int ep) {
+    return [mesh = Mesh{.dp = size, .ep = ep}, count](int rank) {
+      const Coordinates at = mesh.coordinates(rank);
+      const std::int64_t each = count / mesh.ep;
+      return HeldPart{at.ep * each, each, {at.expert_dp, mesh.size(Axis::expert_dp)}};
+    };
+  };
+  RelayoutOptions options{.rank = world.rank(),
+                          .size = world.size(),
+                          .from = layout(options_.experts.ranks),
+                          .to = layout(ranks),
+                          .zeros = {}};
+  const DataParallelOptions sums = expert_sums(expert_parallel_->group().size());
+  if (find_scheme(sums.scheme.name).lossless && sums.scheme.momentum_correction == 0)
+    options.zeros = [](const StateRow&) { return true; };
+  std::vector<LiveRow> rows = all_->state().rows();
+  std::erase_if(rows, [this](const LiveRow& row) { return !is_of_experts(row.row); });
+  return std::make_unique<Relayout>(rows, std::move(options));
+}
+
+Ticket JobStrategies::start_move(Relayout& move) {
+  const Comm& world = all_->world();
+  const SubmitOptions submit{.name = "experts that change hands",
+                             .traffic = TrafficClass::blocking,
+                             .slot = all_->next_slot(world) + 1,  // behind evaluations
+                             .step = layouts_};
+  return all_->engine().submit(world, submit, [&move](Comm comm) { return Relayout::exchange(comm, &move); });
+}
+
+void JobStrategies::lay_out(const ModelShape& shape, int ranks) {
+  check_experts(ranks);
+  options_.experts.ranks = ranks;
+  options_.experts.rank = all_->world().rank() % ranks;
+  ++layouts_;
+  first_step_ = expert_parallel_->operation_step() - 1;  // its comparison is one, too
+  const std::array<const Strategy*, 2> leaving{expert_parallel_, experts_};
+  all_->make_place(shape, leaving);
+  expert_parallel_ = nullptr;
+  experts_ = nullptr;
+  add_expert_strategies(parted(shape, options_.tables).experts);
+  all_->install();
+}
+
+void JobStrategies::finish_move(const Relayout& move) {
+  const LoadOptions load{
+      .owners = {}, .elsewhere = {}, .only = [this](const StateRow& row) { return is_of_experts(row); }};
+  all_->state().load(move, load);
+}
+
+std::int64_t JobStrategies::expert_elements(int ranks) const {
+  std::int64_t sum = 0;
+  for (const ParameterShape& p : all_->shape().parameters) {
+    if (p.of_experts > 0) sum += p.count() / p.dims.front() * (p.of_experts / ranks);
+  }
+  return sum;
+}
+
+double JobStrategies::predicted_expert_sums(int ranks, const LinkCost& link) const {
+  const int replicas = all_->world().size() / ranks;
+  if (replicas == 1) return 0;
+  ModelShape shape = all_->shape();
+  for (ParameterShape& p : shape.parameters) {
+    if (p.of_experts == 0) continue;
+    p.dims.front() = p.of_experts / ranks;
+    p.first = 0;  // any rank's
+  }
+  const SchemeOptions scheme = expert_sums(replicas).scheme;
+  const BucketPlan plan(infos_of(shape, parted(shape, options_.tables).experts), bucket_options(scheme));
+  double seconds = 0;
+  for (const Bucket& bucket : plan.buckets()) {
+    std::vector<ParameterInfo> parts;
+    for (const BucketPiece& piece : bucket.pieces) parts.push_back(plan.parameter(piece.parameter));
+    const auto quota =
+        bucket.dense ? bucket.count : std::llround(scheme.density * static_cast<double>(bucket.count));
+    const Scheme& takes = scheme_of_bucket(find_scheme(scheme.name), bucket.dense, quota, bucket.count);
+    seconds += cost_of(takes, scheme,
+                       {.size = replicas,
+                        .quota = quota,
+                        .parts = parts,
+                        .link = link,
+                        .micro_op_bytes = all_->world().micro_op_bytes()})
+                   .seconds;
+  }
+  return seconds;
 }
 
 Peers JobStrategies::holders(const ParameterShape& parameter) const {

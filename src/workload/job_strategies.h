@@ -4,6 +4,15 @@
 // Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's. Experts
 // are summed over the ranks that have the same ones, and divided by the number of all ranks.
 //
+// Experts may be dealt to another number of ranks between two steps (packing; experts/packing.h says when). A
+// driver does it in this order, on all ranks, when the last step is settled:
+//
+//   const std::unique_ptr<Relayout> move = job.plan_move(ranks);
+//   wait for job.start_move(*move);          // until here nothing has changed
+//   ... memory of its own parameters and moments, of their new sizes ...
+//   job.lay_out(shape, ranks);               // strategies of experts anew; all others, and their state, stay
+//   job.finish_move(*move);                  // parameters, moments and residuals of experts
+//
 // Thread: one at a time, that of the driver.
 #pragma once
 
@@ -17,6 +26,7 @@
 #include "embedding/hybrid.h"
 #include "experts/experts.h"
 #include "experts/router.h"
+#include "state/relayout.h"
 #include "step/strategies.h"
 #include "weft/train/expert_options.h"
 #include "weft/train/tables_options.h"
@@ -75,8 +85,21 @@ class JobStrategies {
   // Null where the model has none.
   Experts* experts() const { return experts_; }
   RouterSums* router() const { return router_; }
+  int expert_ranks() const { return options_.experts.ranks; }  // that the experts of a layer are dealt to
   // Which ranks hold the same part of a parameter as this one.
   Peers holders(const ParameterShape& parameter) const;
+
+  // ---- another layout of the experts ----
+  // Throws UsageError for a number of ranks to which they cannot be dealt. REQUIRES: settled.
+  std::unique_ptr<Relayout> plan_move(int ranks);
+  Ticket start_move(Relayout& move);  // which outlives the ticket
+  void lay_out(const ModelShape& shape, int ranks);
+  void finish_move(const Relayout& move);
+  // Seconds on the wire of a step's sums of experts' gradients where they are dealt to so many ranks, by such
+  // figures.
+  double predicted_expert_sums(int ranks, const LinkCost& link) const;
+  // Values of this rank's experts where they are dealt to so many ranks.
+  std::int64_t expert_elements(int ranks) const;
 
   // Owners of state in the registry, beside the model and its optimizer.
   std::vector<std::string> owners() const;
@@ -98,10 +121,14 @@ class JobStrategies {
  private:
   DataParallel& add_parallel(Engine& engine, const Comm& group, const std::vector<int>& parameters,
                              DataParallelOptions options);
-  void add_experts(Engine& engine, const std::vector<int>& parameters, const JobOptions& options);
+  void add_expert_strategies(const std::vector<int>& parameters);
+  void check_experts(int ranks) const;
+  DataParallelOptions expert_sums(int replicas) const;
+  bool is_of_experts(const StateRow& row) const;
   void add_hybrid(Engine& engine, const TableWay& way, const std::vector<int>& parameters,
                   const JobOptions& options);
 
+  JobOptions options_;
   std::unique_ptr<Strategies> all_;
   DataParallel* parallel_ = nullptr;
   std::vector<DataParallel*> dense_tables_;  // one for each way
@@ -111,6 +138,8 @@ class JobStrategies {
   DataParallel* expert_parallel_ = nullptr;
   std::vector<Place> places_;      // of each parameter
   std::uint64_t sent_before_ = 0;  // by tables
+  std::uint32_t layouts_ = 0;      // of experts, before this one
+  std::uint32_t first_step_ = 0;   // of their sums
 };
 
 }  // namespace weft

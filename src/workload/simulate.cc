@@ -89,7 +89,9 @@ class SimulatedRank final : public Driver {
         strategies_(engine, engine.world(),
                     shape_of(job.outline, expert_layout(job.options.experts, engine.world().rank())),
                     job_options(job.options, job.outline, engine.world().rank())),
-        experts_(job.outline, job.options, strategies_) {
+        experts_(job.outline, job.options, strategies_),
+        values_(strategies_, job.options.optimizer),
+        packing_(packing_of(strategies_, job.outline, job.options)) {
     for (const HybridEmbedding* tables : strategies_.hybrids())
       port.count(tables->options().first_slot, tables->num_slots());
   }
@@ -100,6 +102,7 @@ class SimulatedRank final : public Driver {
   EmulatedSteps take() {
     EmulatedSteps out = account_.take(job_.options.warmup);
     out.formula_bytes = strategies_.formula_bytes(engine_.world().cost(), engine_.world().micro_op_bytes());
+    if (packing_ != nullptr) out.packings = packing_->changes();
     out.scale_out_bytes = port_.bytes(job_.options.warmup, out.payload_bytes.size());
     for (std::size_t i = 0; i < out.scale_out_bytes.size(); ++i)
       out.scale_out_bytes[i] += table_bytes_[i + static_cast<std::size_t>(job_.options.warmup)];
@@ -140,7 +143,9 @@ class SimulatedRank final : public Driver {
 
  private:
   Task<void> one_step(std::int64_t step);
-  Task<void> settle();
+  Task<void> settle(int expert_ranks);
+  Task<void> pack(std::int64_t steps);
+  Task<void> deal_experts(int ranks);
   Task<void> backward(const PartTimes* part);
   Task<void> pass(double seconds);
   bool in_last_micro_batch(const Piece& piece) const {
@@ -172,6 +177,8 @@ class SimulatedRank final : public Driver {
   SimulatedJob& job_;
   JobStrategies strategies_;
   DrawnExperts experts_;
+  ExpertValues values_;
+  const std::unique_ptr<ExpertPacking> packing_;
   Comm comm_;  // of the operation that the rank's training is
   StepAccount account_;
   std::vector<double> table_bytes_;  // of each step that is complete
@@ -224,13 +231,39 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   account_.ended(current_, all.times());
 }
 
-Task<void> SimulatedRank::settle() {
-  current_ = {};
+// And deals experts to so many ranks; 0: they stay.
+Task<void> SimulatedRank::settle(int expert_ranks) {
   Strategies& all = strategies_.all();
+  if (!all.under_way()) co_return;
+  current_ = {};
   co_await run_step(this, &all, &all.tables(job_.options.micro_batches).settle);
   take_result();
+  if (expert_ranks > 0) co_await deal_experts(expert_ranks);
   account_.settled(seconds(comm_.now() - began_), current_.waited);
   stopped_ = true;
+}
+
+Task<void> SimulatedRank::pack(std::int64_t steps) {
+  packing_->step_ended();
+  if (!packing_->due(steps)) co_return;
+  const Ticket agreed = packing_->agree();
+  co_await wait(agreed);
+  packing_->decide(steps);
+  const int ranks = packing_->wanted().value_or(0);
+  if (ranks > 0) co_await settle(ranks);
+  packing_->take_line();
+}
+
+Task<void> SimulatedRank::deal_experts(int ranks) {
+  const Time began = comm_.now();
+  const std::unique_ptr<Relayout> move = strategies_.plan_move(ranks);
+  const Ticket moved = strategies_.start_move(*move);
+  co_await wait(moved);
+  const ExpertLayout layout{
+      .slices = job_.options.experts.slices, .ranks = ranks, .rank = comm_.rank() % ranks};
+  strategies_.lay_out(shape_of(job_.outline, layout), ranks);
+  strategies_.finish_move(*move);
+  packing_->changed(move->most_bytes(), seconds(comm_.now() - began));
 }
 
 Task<void> SimulatedRank::run(Comm comm, SimulatedRank* me) {
@@ -239,8 +272,10 @@ Task<void> SimulatedRank::run(Comm comm, SimulatedRank* me) {
   const std::int64_t steps = options.warmup + options.steps;
   for (std::int64_t step = 0; step < steps; ++step) {
     co_await me->one_step(step);
-    const bool settles = step + 1 == steps || (options.settles_after && options.settles_after(step));
-    if (settles) co_await me->settle();
+    const bool last = step + 1 == steps;
+    if (me->packing_ != nullptr && !last) co_await me->pack(step + 1);
+    const bool settles = last || (options.settles_after && options.settles_after(step));
+    if (settles) co_await me->settle(0);
   }
 }
 
@@ -327,7 +362,8 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
   };
   SimRanks ranks(sim);
   const Outline outline = shrunk(with_dense_tables(whole, given.tables), simulation.byte_scale);
-  const EmulationOptions options = shrunk(given, simulation.byte_scale);
+  EmulationOptions options = shrunk(given, simulation.byte_scale);
+  if (!options.packing_link) options.packing_link = simulation.link;
   SimulatedJob job(outline, options, simulation);
   std::vector<std::unique_ptr<SimulatedRank>> all;
   for (int r = 0; r < simulation.ranks; ++r) {

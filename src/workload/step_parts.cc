@@ -5,6 +5,7 @@
 
 #include "base/identity.h"
 #include "base/statistics.h"
+#include "state/optimizer.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -161,6 +162,50 @@ void check(const EmulationOptions& options) {
   if (options.steps < 1) throw UsageError("an emulated run has at least one step");
   if (options.warmup < 0) throw UsageError("steps of warm-up must not be negative");
   if (options.micro_batches < 1) throw UsageError("an emulated step has at least one micro-batch");
+}
+
+ExpertValues::ExpertValues(JobStrategies& job, const OptimizerOptions& optimizer)
+    : job_(job), kinds_{"value"} {
+  for (const Moment& moment : moments_of(optimizer)) kinds_.emplace_back(moment.name);
+  job.all().state().add("model",
+                        {.rows = [this] { return rows(); }, .missing = {}, .commit = {}, .roll_back = {}});
+}
+
+std::vector<LiveRow> ExpertValues::rows() {
+  std::vector<LiveRow> out;
+  std::size_t longest = 0;
+  for (const ParameterShape& p : job_.all().shape().parameters) {
+    if (p.of_experts == 0) continue;
+    for (const std::string& kind : kinds_) {
+      LiveRow row;
+      row.row = {.key = {"model", kind, p.name},
+                 .dtype = DType::float32,
+                 .rule = LayoutRule::moves,
+                 .shard = shard_of(p),
+                 .peers = job_.holders(p)};
+      const std::size_t bytes = row.row.num_bytes();
+      longest = std::max(longest, bytes);
+      row.read = [this, bytes](auto&) { return std::span<const std::byte>(zeros_).first(bytes); };
+      row.write = [](std::span<const std::byte>) {};
+      out.push_back(std::move(row));
+    }
+  }
+  zeros_.resize(longest);
+  return out;
+}
+
+std::unique_ptr<ExpertPacking> packing_of(JobStrategies& job, const Outline& outline,
+                                          const EmulationOptions& options) {
+  const ExpertOptions& experts = options.experts;
+  if (job.experts() == nullptr || (experts.packing == "1" && experts.packing_memory == 0)) return nullptr;
+  const Comm& world = job.all().world();
+  const PackingSetting setting{
+      .micro_batches = options.micro_batches,
+      .tokens = (outline.tokens_per_rank + options.micro_batches - 1) / options.micro_batches,
+      .moments = static_cast<int>(moments_of(options.optimizer).size()),
+      .network = packing_network(world.cost(), options.packing_link, world.size()),
+      .options = options.packing};
+  return std::make_unique<ExpertPacking>(job, experts, setting);
 }
 
 void StepAccount::ended(const Step& step, const StepTimes& times) {

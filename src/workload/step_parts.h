@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "step/run_step.h"
 #include "workload/drawn_experts.h"
 #include "workload/emulate.h"
+#include "workload/expert_packing.h"
 #include "workload/job_strategies.h"
 #include "workload/table_draws.h"
 
@@ -73,6 +76,27 @@ Outline with_dense_tables(Outline outline, const TablesOptions& tables);
 // The strategies of an emulated or simulated rank.
 JobOptions job_options(const EmulationOptions& options, const Outline& outline, int rank);
 void check(const EmulationOptions& options);
+
+// What a model and its optimizer would hold of experts, as rows of state that move with them: zeros, of which there
+// are as many bytes. Thread: one at a time.
+class ExpertValues {
+ public:
+  ExpertValues(JobStrategies& job,
+               const OptimizerOptions& optimizer);  // it outlives the job's registry's use
+  ExpertValues(const ExpertValues&) = delete;
+  ExpertValues& operator=(const ExpertValues&) = delete;
+
+ private:
+  std::vector<LiveRow> rows();
+
+  JobStrategies& job_;
+  std::vector<std::string> kinds_;
+  std::vector<std::byte> zeros_;
+};
+
+// Packing of a rank's experts; null where it stays as it is and has no limit.
+std::unique_ptr<ExpertPacking> packing_of(JobStrategies& job, const Outline& outline,
+                                          const EmulationOptions& options);
 
 // Numbers of steps as they become known. A step's times are known at its end, its bytes when its tickets are
 // done, which is inside the next step or when it is settled.

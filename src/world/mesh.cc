@@ -139,12 +139,14 @@ bool within_nodes(const Mesh& mesh, Axis axis, int ranks_per_node) {
   return true;
 }
 
-Comm axis_group(const Comm& world, const Mesh& mesh, Axis axis) {
+Comm axis_group(const Comm& world, const Mesh& mesh, Axis axis, std::uint32_t layout) {
   if (mesh.ranks() != world.size()) {
     throw UsageError("mesh '" + mesh.text() + "': it has " + std::to_string(mesh.ranks()) +
                      " ranks, and the world " + std::to_string(world.size()));
   }
-  return world.subgroup(mesh.members(axis, world.rank()), kFirstLabel + static_cast<std::uint32_t>(axis));
+  const std::uint32_t label =
+      kFirstLabel + static_cast<std::uint32_t>(axis) + static_cast<std::uint32_t>(kAxes.size()) * layout;
+  return world.subgroup(mesh.members(axis, world.rank()), label);
 }
 
 }  // namespace weft

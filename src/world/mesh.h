@@ -78,7 +78,8 @@ bool within_nodes(const Mesh& mesh, Axis axis, int ranks_per_node);
 
 // This rank's group along an axis, as a group of its own also where it is the whole world or has the members
 // of another axis: slots of two strategies never meet. Called by all ranks of the group; nothing is sent.
-Comm axis_group(const Comm& world, const Mesh& mesh, Axis axis);
+// `layout`: which of several that the job has one after the other; groups of two never are the same.
+Comm axis_group(const Comm& world, const Mesh& mesh, Axis axis, std::uint32_t layout = 0);
 inline Comm axis_group(World& world, const Mesh& mesh, Axis axis) {
   return axis_group(world.comm(), mesh, axis);
 }

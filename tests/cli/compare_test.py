@@ -197,6 +197,17 @@ class RunTest(CompareTest):
         self.assertEqual(rows[0]["baseline"], "dense+expert-policy=plain")
         self.assertEqual(len({row["payload_bytes_per_step"] for row in rows}), 1)  # the same bytes, in another order
         self.assertGreater(rows[-1]["speedup_over_baseline"], 1)
+        # Packing that is chosen: on two nodes, so that no token leaves one.
+        wide = ("--model", "gpt-moe", "--preset", "tiny", "--global-batch", "64", "--ranks", "4")
+        packs = (*wide, "--mesh", "ep=4", "--nodes", "2", "--scale-up", "1gbit", "--link", "20mbit,50us")
+        self.assertEqual(self.weft("outline", *wide, "--flops", "1gflops", "-o", "p.json").returncode, 0)
+        rows = self.rows(*packs, "--schemes", "dense,dense+expert-packing=auto,dense+expert-packing=2", "--compute", "emulated",
+                         "--transport", "sim", "--outline", "p.json", "--steps", "3", "--out", "p")
+        self.assertEqual([row["packing"] for row in rows], [1, 2, 2])
+        self.assertGreater(rows[1]["speedup_over_baseline"], 1.1)
+        self.assertAlmostEqual(rows[1]["speedup_over_baseline"], rows[2]["speedup_over_baseline"], delta=0.05)
+        planned = self.weft("plan", *packs, "--outline", "p.json", "--expert-packing", "auto", "--scheme", "dense")
+        self.assertIn("packing auto: 2, packing 2 behind step 10", planned.stdout)
         # In wall time, and with real computation.
         rows = self.rows(*moe, "--policies", "plain,lina", "--mesh", "ep=2", "--compute", "emulated", "--outline", "o.json", "--link",
                          "20mbit,50us", "--steps", "3", "--out", "b")

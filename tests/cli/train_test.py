@@ -197,7 +197,11 @@ class RunTest(TrainTest):
                                 (("--expert-choices", "3"), "1 or 2"), (("--experts", "1"), "cannot choose 2 of 1"),
                                 (("--expert-capacity", "-1"), "expert-capacity"), (("--expert-slices", "0"), "expert-slices"),
                                 (("--expert-policy", "lena"), "lina"), (("--mesh", "pp=2"), "along dp and ep only"),
-                                (("--expert-policy", "plain", "--expert-slices", "2"), "one slice")):
+                                (("--expert-policy", "plain", "--expert-slices", "2"), "one slice"),
+                                (("--mesh", "ep=4", "--expert-packing", "3"), "does not divide the 4 ranks"),
+                                (("--mesh", "ep=2", "--expert-packing", "4"), "more than the 2 ranks"),
+                                (("--mesh", "ep=4", "--expert-packing", "most"), "neither auto nor a number"),
+                                (("--mesh", "ep=4", "--expert-packing", "2", "--packing-memory", "1kib"), "packing-memory")):
             self.refused(*moe, *arguments, says=says)
         self.refused(*TINY, "--mesh", "ep=2", "--ranks", "4", "--steps", "1", says="no experts")
 

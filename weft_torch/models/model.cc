@@ -13,6 +13,7 @@
 #include "weft_torch/models/gpt.h"
 #include "weft_torch/models/lm.h"
 #include "weft_torch/models/transformer.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 
@@ -145,6 +146,23 @@ void Model::to(torch::ScalarType type) {
   }
   const torch::NoGradGuard guard;
   for (const Parameter& p : parameters_) torch::Tensor(p.tensor).set_data(p.tensor.to(type));
+}
+
+void Model::lay_out_experts(int ranks, int rank) {
+  ModelOptions options = options_;
+  options.experts.ranks = ranks;
+  options.experts.rank = rank;
+  check_model(name(), options);
+  ModelShape shape = model_shape(name(), options);
+  const torch::NoGradGuard guard;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (shape.parameters[i] == shape_.parameters[i]) continue;
+    torch::Tensor tensor = parameters_[i].tensor;
+    tensor.mutable_grad().reset();
+    tensor.set_data(torch::empty(shape.parameters[i].dims, tensor.options().requires_grad(false)));
+  }
+  shape_ = std::move(shape);
+  options_ = options;
 }
 
 void Model::check(const Batch& batch) const {

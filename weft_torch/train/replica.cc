@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "base/identity.h"
@@ -81,6 +82,7 @@ class Replica::Core final : private Driver {
   StepOutcome step(std::span<const Batch> micro_batches, const StepContext& context, const Batch* next);
   StepOutcome settle();
   double evaluate(std::span<const Batch> batches);
+  Moved lay_out_experts(int ranks);
   void abandon(std::exception_ptr cause) noexcept;
   void set_density(double density);
   void set_lr(double lr) {
@@ -113,6 +115,9 @@ class Replica::Core final : private Driver {
   Dense tensor(const TensorName& name) override { return experts_->tensor(name); }
 
   ModelShape add_parameters();
+  ModelShape trained() const;
+  void set_gradient(Mine& mine);
+  OptimizerParameter optimizer_parameter(const Mine& mine) const;
   void add_strategies(Engine& engine, const Comm& comm, const ModelShape& trained);
   void make_optimizer();
   void add_state();
@@ -182,34 +187,44 @@ Replica::Core::Core(Engine& engine, const Comm& comm, Model& model, const Replic
 
 // Of the model with what is trained of it. Tables that are held elsewhere are none of `parameters_`.
 ModelShape Replica::Core::add_parameters() {
-  std::vector<bool> is_trained;
-  for (const Parameter& parameter : model_.parameters()) {
-    is_trained.push_back(parameter.tensor.requires_grad());
-    if (parameter.tensor.requires_grad()) wide_ = parameter.tensor.scalar_type() == torch::kFloat64;
-  }
-  ModelShape trained = model_.shape().trained(is_trained);
+  ModelShape trained = this->trained();
   const std::vector<bool> held = held_tables(trained, options_.tables);
   int place = 0;
   for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
     const Parameter& parameter = model_.parameters()[i];
     const ParameterShape& shape = model_.shape().parameters[i];
     torch::Tensor tensor = parameter.tensor;
-    const bool is_held = is_trained[i] && held[static_cast<std::size_t>(place)];
+    const bool is_trained = tensor.requires_grad();
+    if (is_trained) wide_ = tensor.scalar_type() == torch::kFloat64;
+    const bool is_held = is_trained && held[static_cast<std::size_t>(place)];
     if (!is_held && tensor.numel() != shape.count()) bring_back(parameter, shape);
-    if (!is_trained[i]) continue;
+    if (!is_trained) continue;
     const int at = place++;
     if (is_held) continue;
     if (!tensor.is_contiguous()) throw UsageError("'" + parameter.name + "' is not contiguous");
     Mine mine{.parameter = parameter, .place = at};
     mine.ready = trained.ready_after(at, 1);
     mine.block = mine.ready.block;
-    mine.gradient = torch::zeros_like(tensor);  // stays: gradients are added in place
-    mine.host = tensor.is_cpu() ? mine.gradient : pinned_like(tensor);
-    tensor.mutable_grad() = mine.gradient;
+    set_gradient(mine);
     parameters_.push_back(std::move(mine));
   }
   if (parameters_.empty()) throw UsageError("the model has no parameter that is trained");
   return trained;
+}
+
+ModelShape Replica::Core::trained() const {
+  std::vector<bool> is_trained;
+  for (const Parameter& parameter : model_.parameters())
+    is_trained.push_back(parameter.tensor.requires_grad());
+  return model_.shape().trained(is_trained);
+}
+
+// It stays: gradients are added in place.
+void Replica::Core::set_gradient(Mine& mine) {
+  const torch::Tensor& tensor = mine.parameter.tensor;
+  mine.gradient = torch::zeros_like(tensor);
+  mine.host = tensor.is_cpu() ? mine.gradient : pinned_like(tensor);
+  tensor.mutable_grad() = mine.gradient;
 }
 
 void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const ModelShape& trained) {
@@ -230,20 +245,23 @@ void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const Model
   experts_ = std::make_unique<ExpertRows>(model_, *job_, cut_);
 }
 
+OptimizerParameter Replica::Core::optimizer_parameter(const Mine& mine) const {
+  const ParameterShape& shape = strategies_->shape().parameters[static_cast<std::size_t>(mine.place)];
+  return {.name = mine.parameter.name,
+          .count = mine.parameter.tensor.numel(),
+          .dtype = wide_ ? DType::float64 : DType::float32,
+          .shard = shard_of(shape),
+          .holders = job_->holders(shape)};
+}
+
 void Replica::Core::make_optimizer() {
   std::vector<OptimizerParameter> updated;
   std::vector<Parameter> trained;
   bool on_device = false;
   for (const Mine& mine : parameters_) {
-    const torch::Tensor& tensor = mine.parameter.tensor;
-    const ParameterShape& shape = strategies_->shape().parameters[static_cast<std::size_t>(mine.place)];
-    updated.push_back({.name = mine.parameter.name,
-                       .count = tensor.numel(),
-                       .dtype = wide_ ? DType::float64 : DType::float32,
-                       .shard = shard_of(shape),
-                       .holders = job_->holders(shape)});
+    updated.push_back(optimizer_parameter(mine));
     trained.push_back(mine.parameter);
-    on_device = on_device || !tensor.is_cpu();
+    on_device = on_device || !mine.parameter.tensor.is_cpu();
   }
   if (options_.optimizer_from == "torch") {
     torch_optimizer_ = std::make_unique<TorchOptimizer>(options_.optimizer, trained, updated);
@@ -315,6 +333,30 @@ StepOutcome Replica::Core::settle() {
   take_result();
   outcome_.last_loss = strategies_->last_loss();
   return outcome_;
+}
+
+Replica::Moved Replica::Core::lay_out_experts(int ranks) {
+  settle();
+  if (job_->experts() != nullptr && ranks == job_->expert_ranks()) return {};
+  const std::unique_ptr<Relayout> move = job_->plan_move(ranks);
+  job_->start_move(*move).wait();
+  model_.lay_out_experts(ranks, strategies_->world().rank() % ranks);
+  job_->lay_out(trained(), ranks);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Mine& mine = parameters_[i];
+    const ParameterShape& shape = strategies_->shape().parameters[static_cast<std::size_t>(mine.place)];
+    if (shape.of_experts == 0) continue;
+    set_gradient(mine);
+    const OptimizerParameter part = optimizer_parameter(mine);
+    if (torch_optimizer_) torch_optimizer_->set_part(static_cast<int>(i), part);
+    if (optimizer_) optimizer_->set_part(static_cast<int>(i), part);
+  }
+  job_->finish_move(*move);
+  if (torch_optimizer_) torch_optimizer_->parts_loaded();
+  return {.sent_bytes = move->sent_bytes(),
+          .planned_bytes = static_cast<std::uint64_t>(
+              std::accumulate(move->to().begin(), move->to().end(), std::int64_t{0})),
+          .most_bytes = move->most_bytes()};
 }
 
 void Replica::Core::abandon(std::exception_ptr cause) noexcept {
@@ -545,6 +587,7 @@ StepOutcome Replica::step(std::span<const Batch> micro_batches, const StepContex
 }
 StepOutcome Replica::settle() { return core_->settle(); }
 double Replica::evaluate(std::span<const Batch> batches) { return core_->evaluate(batches); }
+Replica::Moved Replica::lay_out_experts(int ranks) { return core_->lay_out_experts(ranks); }
 void Replica::abandon(std::exception_ptr cause) noexcept { core_->abandon(std::move(cause)); }
 void Replica::set_density(double density) { core_->set_density(density); }
 void Replica::set_lr(double lr) { core_->set_lr(lr); }

@@ -133,6 +133,10 @@ void TorchOptimizer::set_step(Slot& slot) {
   }
 }
 
+void TorchOptimizer::parts_loaded() {
+  for (Slot& slot : slots_) set_step(slot);
+}
+
 std::vector<LiveRow> TorchOptimizer::rows(const Peers& peers) {
   const std::vector<Moment> moments = moments_of(options_);
   std::vector<LiveRow> out{lr_row(options_, [this](double lr) { set_lr(lr); }, peers)};

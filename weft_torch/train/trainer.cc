@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <limits>
@@ -24,6 +25,7 @@
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/replica.h"
 #include "weft_torch/train/snapshot.h"
+#include "workload/expert_packing.h"
 #include "workload/job_strategies.h"
 #include "workload/outline.h"
 #include "workload/table_draws.h"
@@ -54,8 +56,9 @@ Figures figures_of(World& world) {
   return out;
 }
 
-constexpr std::int64_t kFirstSteps = 3;      // of a process: memory is touched for the first time
-constexpr std::size_t kMostTimedSteps = 64;  // the last ones
+constexpr const char* kExpertRanks = "expert_ranks";  // that the experts of a layer were dealt to
+constexpr std::int64_t kFirstSteps = 3;               // of a process: memory is touched for the first time
+constexpr std::size_t kMostTimedSteps = 64;           // the last ones
 
 class Trainer {
  public:
@@ -71,6 +74,7 @@ class Trainer {
         observer_.before_step(step);
         one_step(step);
         const bool last = step + 1 == options_.steps;
+        if (packing_ != nullptr && !last) pack(step + 1);
         const bool due = run_.checkpoint_every > 0 && ((step + 1) % run_.checkpoint_every == 0 || last);
         if (due || last || observer_.settle_behind(step)) settle();
         if (due) save(step + 1);
@@ -88,7 +92,9 @@ class Trainer {
   void load(std::int64_t step);
   void one_step(std::int64_t step);
   std::vector<Batch> micro_batches();
-  void settle();
+  void settle(std::optional<int> expert_ranks = std::nullopt);
+  void watch_packing();
+  void pack(std::int64_t steps);
   void complete(const StepOutcome& outcome);
   void save(std::int64_t steps_done);
   void keep_times(const StepTimes& times);
@@ -103,8 +109,10 @@ class Trainer {
 
   std::unique_ptr<Model> model_;
   std::unique_ptr<Replica> replica_;
+  std::unique_ptr<ExpertPacking> packing_;  // null: it stays as it is, and has no limit
   std::unique_ptr<Prefetch> batches_;
   std::int64_t first_step_ = 0;
+  int expert_ranks_ = 0;                   // of the checkpoint, where they were chosen on the way
   std::optional<StepRecord> open_record_;  // its loss is not known yet
   double began_ = 0;                       // the step that runs
   std::int64_t skipped_in_a_row_ = 0;
@@ -139,6 +147,7 @@ void Trainer::open() {
   replica.lookahead = true;
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);
   resume(start);
+  watch_packing();
   batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
   start.first_step = first_step_;
   start.parameters = model_->shape().num_elements();
@@ -180,6 +189,34 @@ void Trainer::load(std::int64_t step) {
   }
   replica_->registry().load(checkpoint, load);
   first_step_ = checkpoint.info().step;
+  // Packing that was chosen on the way is that of the checkpoint.
+  const auto dealt = metadata.find(kExpertRanks);
+  if (dealt == metadata.end() || !is_auto_packing(options_.sizes.experts.packing)) return;
+  expert_ranks_ = std::atoi(dealt->second.c_str());
+}
+
+void Trainer::watch_packing() {
+  const ExpertOptions& experts = options_.sizes.experts;
+  if (replica_->job().experts() == nullptr || (experts.packing == "1" && experts.packing_memory == 0)) return;
+  const bool fits = expert_ranks_ >= 1 && experts.ranks % expert_ranks_ == 0;
+  if (fits) replica_->lay_out_experts(expert_ranks_);
+  const std::int64_t batches = std::int64_t{options_.accumulate} * world_.size();
+  const PackingSetting setting{
+      .micro_batches = options_.accumulate,
+      .tokens = (options_.global_batch + batches - 1) / batches * sequence_length(options_),
+      .moments = static_cast<int>(moments_of(optimizer_options(options_)).size()),
+      .network = packing_network(figures_.cost, std::nullopt, world_.size())};
+  packing_ = std::make_unique<ExpertPacking>(replica_->job(), experts, setting);
+}
+
+// Behind so many steps: what they took decides about the next ones.
+void Trainer::pack(std::int64_t steps) {
+  packing_->step_ended();
+  if (!packing_->due(steps)) return;
+  packing_->agree().wait();
+  packing_->decide(steps);
+  if (const std::optional<int> ranks = packing_->wanted()) settle(ranks);
+  if (const std::optional<PackingChange> line = packing_->take_line()) observer_.packing(*line);
 }
 
 std::vector<Batch> Trainer::micro_batches() {
@@ -209,6 +246,7 @@ void Trainer::one_step(std::int64_t step) {
     for (int layer = 0; layer < static_cast<int>(model_->shape().experts.size()); ++layer)
       record.expert_load.push_back(router->load(layer));
   }
+  if (packing_ != nullptr) record.packing = packing_->packing();
   const double ended = now();
   record.seconds = ended - began_;
   began_ = ended;
@@ -241,8 +279,15 @@ void Trainer::complete(const StepOutcome& outcome) {
   }
 }
 
-void Trainer::settle() {
+// And deals experts to so many ranks: that time is the last step's as well.
+void Trainer::settle(std::optional<int> expert_ranks) {
   const StepOutcome outcome = replica_->settle();
+  if (expert_ranks) {
+    const double began = now();
+    const Replica::Moved moved = replica_->lay_out_experts(*expert_ranks);
+    packing_->changed(moved.most_bytes, now() - began);
+    times_.clear();  // of blocks with fewer experts, or more
+  }
   if (!open_record_) return;
   open_record_->settle_seconds = now() - began_;
   open_record_->seconds += open_record_->settle_seconds;
@@ -258,6 +303,7 @@ void Trainer::save(std::int64_t steps_done) {
                             .metadata = {{"model", options_.model},
                                          {"scheme", options_.scheme.name},
                                          {"ranks", std::to_string(world_.size())},
+                                         {kExpertRanks, std::to_string(replica_->job().expert_ranks())},
                                          {"config", run_.config}},
                             .extra = {}};
   from_rank_0(world_, [&] {
@@ -333,6 +379,7 @@ TrainSummary Trainer::summary() {
   summarize(job, tokens_, summary_);
   summary_.outline = own_outline();
   summary_.link = figures_.cost;
+  if (packing_ != nullptr) summary_.packings = packing_->changes();
   if (summary_.steps > 0) {
     summary_.formula_bytes_per_step =
         static_cast<double>(replica_->job().formula_bytes(options_.planned_link, figures_.micro_op_bytes));

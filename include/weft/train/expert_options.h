@@ -2,6 +2,7 @@
 // gate chooses. docs/algorithms.md has the rules of choosing and dropping, src/experts/ the exchange.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace weft {
@@ -26,6 +27,10 @@ struct ExpertOptions {
   std::string all_to_all = "auto";  // algorithm of the all-to-alls: `weft info` lists them
   int ranks = 1;                    // that the experts of a layer are dealt to, as many to each
   int rank = 0;                     // which of them this is
+  // "auto": from `ranks` on, a job deals them to half or twice as many while it runs (src/experts/packing.h).
+  // Else the number that a mesh's ep was divided by to get `ranks`; 1: they stay where the mesh has them.
+  std::string packing = "1";
+  std::int64_t packing_memory = 0;  // bytes of a rank that experts may take; 0: as many as they need
 };
 
 }  // namespace weft

@@ -32,6 +32,15 @@ struct TrainRun {
   bool forget_optimizer = false, forget_residuals = false;
 };
 
+// Experts are dealt to other ranks (src/experts/packing.h), or would be.
+struct PackingChange {
+  std::int64_t steps = 0;   // that were trained before
+  int packing = 1;          // from here on
+  std::uint64_t bytes = 0;  // payload that the move brought the busiest rank
+  double seconds = 0;       // of the move, on this rank
+  std::string why;          // a clause
+};
+
 // Seconds and bytes are of this rank.
 struct StepRecord {
   std::int64_t step = 0;  // from 0
@@ -49,6 +58,7 @@ struct StepRecord {
   // Of each layer of experts: choices of its busiest expert over an even share of all, of all ranks' tokens.
   std::vector<double> expert_load;
   std::string skipped;  // it was left out: why
+  int packing = 0;      // of experts; 0: there are none
 };
 
 struct TrainStart {
@@ -78,7 +88,8 @@ struct TrainSummary {
   // median step, what it takes longer than the plan says for a link without limits.
   std::optional<double> predicted_step_seconds, predicted_exposed_seconds, exposed_seconds;
   std::string not_predicted;
-  std::int64_t checkpoint_step = -1;  // written last; -1: none
+  std::int64_t checkpoint_step = -1;    // written last; -1: none
+  std::vector<PackingChange> packings;  // of experts, as they changed; the first is that of the start
 };
 
 // Calls come on the rank's thread, between its steps.
@@ -96,6 +107,7 @@ class Observer {
   }
   virtual void step(const StepRecord& record) { static_cast<void>(record); }
   virtual void checkpoint(std::int64_t steps_done) { static_cast<void>(steps_done); }
+  virtual void packing(const PackingChange& change) { static_cast<void>(change); }
 };
 
 }  // namespace weft

@@ -72,6 +72,7 @@ struct DataParallelOptions {
   bool unused_stay_out = false;
   // affects speed only
   std::uint32_t first_slot = 0;  // takes num_slots()
+  std::uint32_t first_step = 0;  // of its operations: of one that takes another's place, the next of that one
   // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next
   // forward first. Else it waits for them one by one, and the first that it needs overtakes the others.
   bool awaited_together = false;
