@@ -4,6 +4,7 @@
 
 #include "data_parallel.h"
 #include "errors.h"
+#include "experts.h"
 #include "session.h"
 #include "tables.h"
 
@@ -14,4 +15,5 @@ PYBIND11_MODULE(_weft, module) {
   weft::python::bind_session(module);
   weft::python::bind_data_parallel(module);
   weft::python::bind_tables(module);
+  weft::python::bind_experts(module);
 }

@@ -188,6 +188,7 @@ void Session::close() {
 }
 
 void Session::close_now() {
+  for (const std::function<void()>& tell : std::exchange(closers_, {})) tell();
   std::unique_ptr<World> mine = std::move(world_);
   {
     const py::gil_scoped_release released;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Slots of plan rows, the same on all ranks where they ask in the same order.
   std::uint32_t take_slots(std::uint32_t count);
   void keep_until_done(Kept kept);
+  // Called while the engine is still there; by then nobody uses the session any more.
+  void before_close(std::function<void()> tell) { closers_.push_back(std::move(tell)); }
   // This rank's program cannot go on: what is in flight fails with this text, here and on the peers.
   void abandon(const std::string& text);
   // Waits for what is in flight (Ctrl-C ends that), then says goodbye. A second call does nothing.
@@ -82,6 +85,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::ofstream trace_file_;
   std::unique_ptr<World> world_;
   std::vector<Kept> kept_;
+  std::vector<std::function<void()>> closers_;
   std::uint32_t next_slot_ = 1;  // 0 is for operations without messages
 };
 

@@ -12,11 +12,11 @@ from ._world import rank, size
 
 _CHUNK = 1 << 24  # elements that a message has at most
 _FIX = (
-    "state_dict() of a model or an optimizer with sharded tables is a collective: call it on all ranks, or weft.save(model, path), "
+    "state_dict() of a model or an optimizer with sharded tables or experts is a collective: call it on all ranks, or weft.save(model, path), "
     "which only rank 0 writes"
 )
 _LOAD_FIX = (
-    "load_state_dict() of a model or an optimizer with sharded tables is a collective: call it on all ranks, with the same whole state"
+    "load_state_dict() of a model or an optimizer with sharded tables or experts is a collective: call it on all ranks, with the same whole state"
 )
 _only_rank_0 = False
 
@@ -30,6 +30,11 @@ def only_rank_0() -> Iterator[None]:
         yield
     finally:
         _only_rank_0 = before
+
+
+def wants_whole() -> bool:
+    """Whether this rank is to put whole tensors together."""
+    return rank() == 0 or not _only_rank_0
 
 
 @contextlib.contextmanager
@@ -61,7 +66,7 @@ def require_same(what: str, given: Iterable[torch.Tensor]) -> None:
 def gather(mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> torch.Tensor:
     """All columns, of this rank's and those that the others hold. A collective."""
     rows = mine.shape[0]
-    wanted = rank() == 0 or not _only_rank_0
+    wanted = wants_whole()
     first, count = columns(size() - 1)
     whole = torch.empty((rows, first + count if wanted else 0), dtype=mine.dtype)
     for root in range(size()):

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from . import _weft
-from ._tables import is_table
+from ._apart import is_apart
 from ._weft import Error, StepResult, UsageError
 from ._world import init, session
 
@@ -252,9 +252,10 @@ def _plain(state: Any) -> State:
 
 
 def stable_names(module: torch.nn.Module, ignored: Iterable[str] = ()) -> List[Tuple[str, torch.nn.Parameter]]:
-    """The module's parameters, shared ones once, by names that do not change when it is compiled or wrapped; without sharded tables."""
+    """The module's parameters, shared ones once, by names that do not change when it is compiled or wrapped; without sharded tables and
+    experts."""
     skip = set(ignored)
-    return [(_stable(name), p) for name, p in module.named_parameters() if name not in skip and not is_table(p)]
+    return [(_stable(name), p) for name, p in module.named_parameters() if name not in skip and not is_apart(p)]
 
 
 def _stable(name: str) -> str:

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Mapping
-from typing import Any, Iterator, List
+from typing import Any, Iterable, Iterator, List, Tuple
 
 import torch
 
+from ._apart import names_apart
 from ._collectives import Work, broadcast
 from ._compression import Compression, stable_names
-from ._tables import is_table
 from ._weft import UsageError
 from ._world import init
 
@@ -27,7 +27,8 @@ class DataParallel(torch.nn.Module):
     At the start all ranks get rank 0's parameters and buffers (sync_buffers() gives them the buffers again). Options are those
     of Compression, which is `self.compression`: its state_dict() belongs into a checkpoint beside the model's and the
     optimizer's; `state_dict()` is the module's, with the prefix "module." as torch's DistributedDataParallel has it. Sharded
-    tables (weft.nn.Embedding) are left alone: weft.optim.hybrid() updates them.
+    tables (weft.nn.Embedding) are left alone: weft.optim.hybrid() updates them. So are experts (weft.nn.MoE), whose gradients their
+    layer sums.
 
     p.grad of a contiguous parameter on the CPU is a view of a bucket (as with DDP's gradient_as_bucket_view): what is kept of it
     changes with the next step, clone() it. zero_grad() may set it to None or to zero. A tensor of your own in p.grad, before forward
@@ -51,7 +52,7 @@ class DataParallel(torch.nn.Module):
         self._outermost = -1  # autograd's number of the backward whose end is awaited; -1: of none
         self._sent: List[bool] = [False] * len(self.compression.parameters)
         self._foreign: List[bool] = [False] * len(self._sent)  # p.grad was somebody else's tensor before backward
-        _from_rank_0([*(p for p in module.parameters() if not is_table(p)), *module.buffers()])
+        _from_rank_0(_shared_tensors(module.named_parameters(), module) + _shared_tensors(module.named_buffers(), module))
         mine = weakref.ref(self)
         for index, parameter in enumerate(self.compression.parameters):
             parameter.register_post_accumulate_grad_hook(_hook(mine, index))  # type: ignore[no-untyped-call]
@@ -94,7 +95,7 @@ class DataParallel(torch.nn.Module):
 
     def sync_buffers(self) -> None:
         """All ranks get rank 0's buffers, for example the running means of batch norms, before they are saved."""
-        _from_rank_0(list(self.module.buffers()))
+        _from_rank_0(_shared_tensors(self.module.named_buffers(), self.module))
 
     # ---- what autograd calls ----
 
@@ -192,6 +193,12 @@ def _hook(owner: "weakref.ref[DataParallel]", index: int) -> Any:
             mine._gradient_ready(index)
 
     return gradient_ready
+
+
+def _shared_tensors(named: Iterable[Tuple[str, torch.Tensor]], module: torch.nn.Module) -> List[torch.Tensor]:
+    """Those that all ranks have."""
+    apart = names_apart(module)
+    return [tensor for name, tensor in named if name not in apart]
 
 
 def _from_rank_0(tensors: List[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""weft.nn.Embedding: torch.nn.Embedding with its table cut by columns over the ranks."""
+"""Layers over several ranks. weft.nn.Embedding: torch.nn.Embedding with its table cut by columns; weft.nn.MoE: experts."""
 
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -6,12 +6,14 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import torch
 
 from . import _weft
+from ._apart import tell_ddp, watch_ddp
 from ._columns import collective_state, gather, require_same, scatter
+from ._experts import MoE, moe_loss
 from ._tables import Batch, Tables, is_table, plain_ids, table_of
 from ._weft import UsageError
 from ._world import init, rank, size
 
-__all__ = ["Embedding", "Placement", "shard_embeddings"]
+__all__ = ["Embedding", "MoE", "Placement", "moe_loss", "shard_embeddings"]
 
 _layers: "weakref.WeakSet[Embedding]" = weakref.WeakSet()
 _made = 0
@@ -85,7 +87,7 @@ class Embedding(torch.nn.Module):
         self.weight.data = self._tables.values(0)
         self._fill(_weight, dtype)
         _layers.add(self)
-        _watch_ddp()
+        watch_ddp()
 
     def _fill(self, given: Optional[torch.Tensor], dtype: torch.dtype) -> None:
         """Rank 0's values. All ranks draw: torch's generators stay as they would be."""
@@ -300,7 +302,7 @@ def shard_embeddings(model: torch.nn.Module) -> Dict[str, Placement]:
                 swapped[id(module)] = Embedding.from_embedding(module, path)
             setattr(parent, attribute, swapped[id(module)])
             out[path] = Placement(True, _share(swapped[id(module)]))
-    _tell_ddp(model)
+    tell_ddp(model)
     return out
 
 
@@ -343,43 +345,6 @@ def _why_not(module: torch.nn.Embedding, path: str, users: Dict[int, List[Tuple[
     if module.weight.dtype not in (torch.float32, torch.float64):
         return f"it is {str(module.weight.dtype).removeprefix('torch.')}; a sharded table is float32 or float64"
     return ""
-
-
-def _tell_ddp(model: torch.nn.Module) -> None:
-    """Whatever part of the model is wrapped, DDP leaves its tables alone."""
-    for module in model.modules():
-        tables = [name for name, parameter in module.named_parameters() if is_table(parameter)]
-        if tables:
-            before = list(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-            module._ddp_params_and_buffers_to_ignore = before + [name for name in tables if name not in before]  # type: ignore[assignment]
-
-
-_watching_ddp = False
-
-
-def _watch_ddp() -> None:
-    """From the first table on: modules that were not given to shard_embeddings() have tables inside, too."""
-    global _watching_ddp
-    if not _watching_ddp:
-        _watching_ddp = True
-        torch.nn.modules.module.register_module_module_registration_hook(_leave_tables)
-
-
-def _leave_tables(wrapper: torch.nn.Module, name: str, module: Optional[torch.nn.Module]) -> None:
-    """DDP's constructor, which has just read what it is to leave alone, and has neither compared nor sent anything yet."""
-    if name != "module" or module is None or not isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
-        return
-    tables = set()
-    for path, each in module.named_modules():
-        tables |= {f"{path}.{key}" if path else key for key, p in each._parameters.items() if is_table(p)}
-    if tables <= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
-        return
-    if not hasattr(wrapper, "parameters_to_ignore") or not hasattr(wrapper, "_module_parameters"):
-        raise UsageError("this DistributedDataParallel is not known: call weft.shard_embeddings(model) on the model that it wraps")
-    wrapper.parameters_to_ignore.update(tables)
-    wrapper._module_parameters = [p for p in wrapper._module_parameters if not is_table(p)]
-    if not wrapper._module_parameters:
-        raise UsageError("all parameters of this model are sharded tables: it needs no DistributedDataParallel, weft.optim.hybrid() updates it")
 
 
 def named_tables() -> Dict[str, List[Embedding]]:

@@ -6,7 +6,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 import torch
 
 from . import _weft
+from ._apart import is_apart, is_expert
 from ._columns import collective_state, gather, require_same
+from ._local_experts import squares_of_experts
 from ._tables import Tables, is_table
 from ._weft import Error, UsageError
 from ._world import init, rank
@@ -226,16 +228,21 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: Optional[bool] = None,
 ) -> torch.Tensor:
-    """torch.nn.utils.clip_grad_norm_ for a model, or its parameters, with sharded tables: the norm is of all columns of all ranks.
+    """torch.nn.utils.clip_grad_norm_ for a model, or its parameters, with sharded tables or experts: the norm is of all columns of all
+    ranks, and of every expert once.
 
-    All ranks call it, once before an optimizer's step, with weft.optim.hybrid(optimizer, clips=True) (or a scaler). Gradients of other
-    parameters are scaled in place and are the same on all ranks (averaged by DDP, say). A gradient that is not finite, on any rank,
-    makes the norm NaN on all of them, and the optimizer's step is left out. Without sharded tables it is torch's.
+    All ranks call it, once before an optimizer's step; where there are tables, with weft.optim.hybrid(optimizer, clips=True) (or a
+    scaler). Gradients of other parameters are scaled in place and are the same on all ranks (averaged by DDP, say). A gradient of a table
+    that is not finite, on any rank, makes the norm NaN on all of them, and the optimizer's step is left out. Without tables and experts it
+    is torch's.
     """
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.parameters()
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     layers = [layer for layer in layers_of(given) if layer.weight.requires_grad]
+    experts = [p for p in given if is_expert(p)]
+    if not layers and experts:
+        return _clip_with_experts(given, float(max_norm), float(norm_type), error_if_nonfinite)
     if not layers:
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     tables = layers[0]._tables
@@ -248,7 +255,9 @@ def clip_grad_norm_(
     if not float(max_norm) > 0:
         raise UsageError(f"max_norm is positive, not {max_norm}")
     gradients = [p.grad for p in given if not is_table(p) and p.grad is not None]
-    squares = sum(_squares(g) for g in gradients)
+    squares = sum(_squares(p.grad) for p in given if not is_apart(p) and p.grad is not None)
+    if experts:
+        squares += squares_of_experts(experts)
     veto = "" if math.isfinite(squares) else "a gradient outside of the sharded tables is not finite"
     norm, scale = tables.clip(float(max_norm), squares, veto)
     if error_if_nonfinite and not math.isfinite(norm):
@@ -256,6 +265,21 @@ def clip_grad_norm_(
     if not math.isnan(norm) and scale != 1:
         for gradient in gradients:
             gradient.detach().mul_(scale)
+    return torch.tensor(norm, dtype=torch.float64)
+
+
+def _clip_with_experts(given: List[torch.Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+    if norm_type != 2.0:
+        raise UsageError(f"gradients of experts are clipped by their norm of type 2, not {norm_type}")
+    squares = squares_of_experts(given) + sum(_squares(p.grad) for p in given if not is_expert(p) and p.grad is not None)
+    norm = math.sqrt(squares) if squares >= 0 else math.nan
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise Error("the norm of the gradients is not finite, so they are not clipped (error_if_nonfinite=False: the norm is returned)")
+    scale = max_norm / (norm + 1e-6)  # as torch has it
+    if not scale >= 1:
+        for p in given:
+            if p.grad is not None:
+                p.grad.detach().mul_(scale)
     return torch.tensor(norm, dtype=torch.float64)
 
 

@@ -38,10 +38,14 @@ Strategies::Strategies(Engine& engine, const Comm& world, ModelShape shape, Step
   if (!(options_.clip_norm >= 0)) refuse("the norm to clip to must not be negative");
 }
 
-Strategies::~Strategies() {
-  // A walk that failed leaves traffic announced that will never come.
-  for (const bool announced : announced_)
-    if (announced) engine_.release();
+Strategies::~Strategies() { withdraw(); }
+
+// A walk that failed leaves traffic announced that will never come.
+void Strategies::withdraw() {
+  for (std::size_t e = 0; e < announced_.size(); ++e) {
+    if (announced_[e]) engine_.release();
+    announced_[e] = false;
+  }
 }
 
 std::uint32_t Strategies::next_slot(const Comm& group) const {

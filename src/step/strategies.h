@@ -139,6 +139,8 @@ class Strategies {
   std::optional<double> last_loss() const { return last_loss_; }
   // Of the step that was walked last, on this rank.
   const StepTimes& times() const { return clock_.times(); }
+  // What was announced and has not started does not come: no walk goes on. Before the engine ends.
+  void withdraw();
   // Everything that may be in flight: before memory goes away after an error.
   std::vector<Ticket> tickets() const;
 

@@ -52,6 +52,12 @@ def test_02_train():
     assert losses(output)[-1] < 0.9 * losses(output)[0] and sent(output)[-1] > 0, output
 
 
+def test_08_moe():
+    output = run(*TORCHRUN, os.path.join(EXAMPLES, "08_moe.py"))
+    assert losses(output)[-1] < 0.7 * losses(output)[0], output
+    assert "the state has 8 of them" in output, output
+
+
 @pytest.mark.parametrize("name", ["03_data_parallel.py", "04_ddp_hook.py"])
 def test_training_in_python(name):
     output = run(*TORCHRUN, os.path.join(EXAMPLES, name))
