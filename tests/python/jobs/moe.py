@@ -2,7 +2,10 @@
 gradients of everything, on every layout. float64: 1e-12 relative, because only the order of additions differs. Then its state: 4 ranks
 save it to PATH, others load it."""
 
+import collections
+import json
 import math
+import os
 import sys
 
 import moe_bad
@@ -12,7 +15,7 @@ from dense_moe import EXPERTS, HIDDEN, LONELY, WIDTH, state_of, tokens_of, whole
 
 import weft
 
-weft.init()
+weft.init(trace=f"{sys.argv[1]}.{os.environ.get('WORLD_SIZE', '1')}")
 rank, size = weft.rank(), weft.size()
 WEIGHTS = (0.3, 0.2)
 
@@ -172,6 +175,28 @@ def half():
     (out.sum() + layer.loss).backward()
 
 
+exchanged = collections.Counter()
+
+
+def count(layer, given, out):
+    """What a call sends: each of its slices out and home, nothing where all experts are here."""
+    if isinstance(layer, weft.nn.MoE) and layer.ep > 1:
+        exchanged["forward"] += layer.slices
+        exchanged["backward"] += layer.slices if out.requires_grad else 0
+
+
+def traced():
+    """Four all-to-alls a call, in slices, and no other."""
+    weft.barrier()
+    weft.shutdown()
+    with open(f"{sys.argv[1]}.{size}/trace.rank{rank}.json") as file:
+        begun = collections.Counter(e["name"] for e in json.load(file)["traceEvents"] if e["ph"] == "b" and e["cat"] == "blocking")
+    assert begun["dispatch"] == begun["combine"] == exchanged["forward"], (begun, exchanged)
+    assert begun["gradients of combine"] == begun["gradients of dispatch"] == exchanged["backward"], (begun, exchanged)
+    assert (exchanged["backward"] > 0) == (size > 1)
+
+
+torch.nn.modules.module.register_module_forward_hook(count)
 equality()
 clipping()
 calls()
@@ -183,4 +208,4 @@ if size == 4:
     moe_bad.broken_gate()
 else:
     moe_state.load(sys.argv[1])
-    weft.barrier()
+    traced()

@@ -3,7 +3,7 @@
 import os
 import time
 
-os.environ["WEFT_TIMEOUT"] = "2s"
+os.environ["WEFT_TIMEOUT"] = "4s"
 os.environ["WEFT_LOG"] = "off"
 
 import weft  # noqa: E402
@@ -17,10 +17,10 @@ if weft.rank() == 0:
         layer.state_dict()
     except weft.Error as error:
         assert "call it on all ranks" in str(error) and "weft.save(model, path)" in str(error), error
-        assert time.monotonic() - start < 8, error
+        assert time.monotonic() - start < 16, error
         print("named the fix", flush=True)
     else:
         raise AssertionError("a collective on one rank returned")
 else:
-    time.sleep(5)
+    time.sleep(8)
 os._exit(0)  # this job is over
