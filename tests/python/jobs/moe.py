@@ -7,11 +7,13 @@ import json
 import math
 import os
 import sys
+import warnings
 
 import moe_bad
 import moe_state
 import torch
 from dense_moe import EXPERTS, HIDDEN, LONELY, WIDTH, state_of, tokens_of, whole_job
+from torch.utils.checkpoint import checkpoint
 
 import weft
 
@@ -88,6 +90,54 @@ def clipping():
         check(layer, gradients, scale=0.25 * norm / (norm + 1e-6))
         mine = math.sqrt(sum(float(p.grad.square().sum()) for p in layer.parameters()))
         assert ep == 1 or abs(mine - 0.25 * norm) > 1e-3 * norm, "control: torch's own counts what is here"
+
+
+def clipping_beside_a_table():
+    """Tokens are rows of a sharded table: its columns count once, too."""
+    state = state_of(4)
+    values = torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ids = [torch.arange(3 * r, 3 * r + 4) % 10 for r in range(size)]
+    ys = [torch.ones(4, WIDTH, dtype=torch.float64) * (r + 1) for r in range(size)]
+    _, _, gradients, of_tokens, _ = whole_job(state, size, 1, 0.0, WEIGHTS, inputs=[(values[i], y) for i, y in zip(ids, ys)])
+    table = torch.zeros_like(values)
+    for i, gradient in zip(ids, of_tokens):
+        table.index_add_(0, i, gradient / size)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in [*gradients.values(), table]))
+    model = torch.nn.Sequential(weft.nn.Embedding.from_pretrained(values, freeze=False), made(state, capacity_factor=0.0))
+    net = weft.DataParallel(model, scheme="dense")
+    optimizer = weft.optim.hybrid(torch.optim.SGD(model.parameters(), lr=1.0), clips=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ((net(ids[rank]) * ys[rank]).sum() + weft.nn.moe_loss(model)).backward()
+    found = float(weft.clip_grad_norm_(net.parameters(), 0.5 * norm))
+    assert abs(found - norm) < 1e-12 * norm, (found, norm)
+    optimizer.step()
+    whole = model.state_dict()
+    assert distance(whole["0.weight"], values - 0.5 * table) < 1e-6  # (torch's 1e-6 beside the norm)
+    assert all(distance(whole[f"1.{name}"], state[name] - 0.5 * gradients[name]) < 1e-6 for name in state)
+
+
+def nobody_has_tokens():
+    for factor in (1.25, 0.0):
+        layer = weft.nn.MoE(WIDTH, HIDDEN, EXPERTS, capacity_factor=factor, shared=1, dtype=torch.float64)
+        net = weft.DataParallel(layer, scheme="dense")
+        out = net(torch.empty(0, WIDTH, dtype=torch.float64))
+        assert out.shape == (0, WIDTH) and layer.loss.item() == 0
+        (out.sum() + layer.loss).backward()
+        assert all(bool(p.grad.eq(0).all()) for p in layer.parameters())
+
+
+def recomputed():
+    """Inside of torch.utils.checkpoint, of both kinds."""
+    layer = made(state_of(7), choices=2)
+    net = weft.DataParallel(layer, scheme="dense")
+    x, y = tokens_of(rank, size)
+    (net(x) * y).sum().backward()
+    plain = [p.grad.clone() for p in layer.parameters()]
+    for reentrant in (True, False):
+        layer.zero_grad()
+        (checkpoint(net, x.clone().requires_grad_(), use_reentrant=reentrant) * y).sum().backward()
+        assert all(distance(p.grad, g) < 1e-12 for p, g in zip(layer.parameters(), plain)), reentrant
 
 
 def calls():
@@ -199,10 +249,13 @@ def traced():
 torch.nn.modules.module.register_module_forward_hook(count)
 equality()
 clipping()
+clipping_beside_a_table()
+nobody_has_tokens()
 calls()
 jitter_and_factories()
 half()
 if size == 4:
+    recomputed()
     moe_state.save(sys.argv[1])
     moe_bad.refusals()
     moe_bad.broken_gate()
