@@ -85,6 +85,7 @@ int main(int argc, char** argv) {
   added(weft::cli::add_bench(app));
   added(weft::cli::add_launch(app));
   added(weft::cli::add_plan(app));
+  added(weft::cli::add_serve_bench(app));
   for (const weft::cli::TorchVerb& row : weft::cli::kTorchVerbs) added(weft::cli::add_torch_verb(app, row));
 
   const Invocation call = invocation(argc, argv);

@@ -34,6 +34,7 @@ Run add_doctor(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_launch(CLI::App& app);
 Run add_plan(CLI::App& app);
+Run add_serve_bench(CLI::App& app);
 // The row of torch_verbs.h: started as weft-torch.
 Run add_torch_verb(CLI::App& app, const TorchVerb& row);
 
