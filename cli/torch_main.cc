@@ -15,10 +15,8 @@ struct Row {
 };
 // As kTorchVerbs has them.
 constexpr std::array kRows{
-    Row{"train", weft::cli::train},
-    Row{"compare", weft::cli::compare},
-    Row{"verify", weft::cli::verify},
-    Row{"outline", weft::cli::outline},
+    Row{"train", weft::cli::train},     Row{"compare", weft::cli::compare}, Row{"verify", weft::cli::verify},
+    Row{"outline", weft::cli::outline}, Row{"serve", weft::cli::serve},
 };
 static_assert(kRows.size() == weft::cli::kTorchVerbs.size());
 

@@ -29,6 +29,7 @@ inline constexpr std::array kTorchVerbs{
     TorchVerb{"compare", "the same training under several schemes, side by side", compare_without_torch},
     TorchVerb{"verify", "train beside a dense shadow: which layer compression hurts", nullptr},
     TorchVerb{"outline", "measure a model's blocks for emulated and simulated runs", outline_without_torch},
+    TorchVerb{"serve", "answer prompts with a trained model, on several ranks", nullptr},
 };
 
 // In weft-torch. Each gives the exit status and throws CLI::ParseError, UsageError, Error.
@@ -36,6 +37,7 @@ int train(const std::vector<std::string>& arguments);
 int compare(const std::vector<std::string>& arguments);
 int verify(const std::vector<std::string>& arguments);
 int outline(const std::vector<std::string>& arguments);
+int serve(const std::vector<std::string>& arguments);
 
 // The exit status of `run`, or of the sentence on stderr that its exception is.
 int guarded(const std::string& verb, const std::function<int()>& run);

@@ -29,23 +29,32 @@ torch::Tensor rows_at(const torch::Tensor& rows, const torch::Tensor& numbers) {
   return torch::cat({rows, nothing}).index_select(0, places);
 }
 
+torch::Tensor through(const Affine& up, const Affine& down, const torch::Tensor& rows) {
+  return down(torch::gelu(up(rows), "tanh"));
+}
+
 }  // namespace
 
 RouteOptions route_options(const ExpertOptions& o) {
   return {.experts = o.count, .choices = o.choices, .capacity_factor = o.capacity_factor, .slices = o.slices};
 }
 
+Choices choose_experts(const ExpertLayer& layer, const torch::Tensor& seen) {
+  Choices out;
+  out.logits = torch::linear(seen, layer.gate);
+  out.probabilities = out.logits.softmax(-1);
+  out.chosen = std::get<1>(out.probabilities.detach().sort(/*stable=*/true, -1, /*descending=*/true))
+                   .slice(1, 0, layer.route.choices)
+                   .contiguous();
+  out.weights = out.probabilities.gather(1, out.chosen);
+  if (layer.route.choices > 1)
+    out.weights = out.weights / out.weights.sum(1, /*keepdim=*/true).clamp_min(kSmall);
+  return out;
+}
+
 std::vector<torch::Tensor> pass_gate(const ExpertLayer& layer, const torch::Tensor& h,
                                      const torch::Tensor& seen) {
-  const torch::Tensor logits = torch::linear(seen, layer.gate);
-  const torch::Tensor probabilities = logits.softmax(-1);
-  // Of equal ones the first comes first.
-  const torch::Tensor chosen =
-      std::get<1>(probabilities.detach().sort(/*stable=*/true, -1, /*descending=*/true))
-          .slice(1, 0, layer.route.choices)
-          .contiguous();
-  torch::Tensor weights = probabilities.gather(1, chosen);
-  if (layer.route.choices > 1) weights = weights / weights.sum(1, /*keepdim=*/true).clamp_min(kSmall);
+  const auto [logits, probabilities, chosen, weights] = choose_experts(layer, seen);
   const Route way = route(values_of(chosen.cpu()), layer.route);
   const torch::Tensor router =
       torch::cat({probabilities.sum(0), logits.logsumexp(-1).square().sum().view({1}),
@@ -68,6 +77,11 @@ std::vector<torch::Tensor> pass_gate(const ExpertLayer& layer, const torch::Tens
   return out;
 }
 
+torch::Tensor pass_expert(const ExpertLayer& layer, std::int64_t expert, const torch::Tensor& rows) {
+  return through({layer.up[expert], layer.up_bias[expert]}, {layer.down[expert], layer.down_bias[expert]},
+                 rows);
+}
+
 torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, const torch::Tensor& counts) {
   const std::int64_t experts = layer.up.size(0);
   const torch::Tensor flat = counts.contiguous();
@@ -87,8 +101,7 @@ torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, 
                                    down = layer.down.unbind(), down_bias = layer.down_bias.unbind();
   std::vector<torch::Tensor> out;
   for (std::size_t e = 0; e < of_expert.size(); ++e) {
-    const torch::Tensor inner = torch::gelu(torch::linear(of_expert[e], up[e], up_bias[e]), "tanh");
-    out.push_back(torch::linear(inner, down[e], down_bias[e]));
+    out.push_back(through({up[e], up_bias[e]}, {down[e], down_bias[e]}, of_expert[e]));
   }
   torch::Tensor back = torch::empty_like(order);
   back.index_put_({order}, torch::arange(order.numel()));

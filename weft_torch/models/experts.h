@@ -26,10 +26,20 @@ struct ExpertLayer {
 
 RouteOptions route_options(const ExpertOptions& options);
 
+// Whom tokens choose, by what the gate sees of them, [tokens, width]: the best first, of equal ones the first.
+struct Choices {
+  torch::Tensor logits, probabilities;  // [tokens, experts]
+  torch::Tensor chosen, weights;        // [tokens, choices]
+};
+Choices choose_experts(const ExpertLayer& layer, const torch::Tensor& seen);
+
 // What the gate gives, in the order of its shape: weights, rows, router, rows of each slice, counts of each
 // slice. `seen`: what it sees of `h`, which is [tokens, width].
 std::vector<torch::Tensor> pass_gate(const ExpertLayer& layer, const torch::Tensor& h,
                                      const torch::Tensor& seen);
+
+// Rows through one of this rank's experts.
+torch::Tensor pass_expert(const ExpertLayer& layer, std::int64_t expert, const torch::Tensor& rows);
 
 // Rows of a slice through this rank's experts. `counts`: [experts], or [sources, this rank's experts].
 torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, const torch::Tensor& counts);
