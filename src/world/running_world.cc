@@ -47,8 +47,7 @@ void RunningWorld::start() {
   const SubmitOptions options = {
       .name = "calibrate", .traffic = TrafficClass::blocking, .timeout = config.connect_timeout};
   log_.info("connected: rank " + std::to_string(rank()) + " of " + std::to_string(size()) + " over " + name_);
-  run(options,
-      [&config, known, host = parts_.host](Comm comm) { return settle(comm, known, host, config); });
+  run(options, [&config, known, host = parts_.host](Comm comm) { return settle(comm, known, host, config); });
   kept.keep(figures());
   if (!log_.enabled(LogLevel::info)) return;
   const LinkCost& cost = engine_.world().cost();

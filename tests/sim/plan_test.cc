@@ -86,7 +86,8 @@ TEST(Plan, PredictsWhatARunInVirtualTimeTakes) {
 }
 
 // Of so many ranks, one bucket of one tensor.
-Prediction of_one_tensor(std::int64_t elements, int ranks, EmulatedLink link) {
+Prediction of_one_tensor(std::int64_t elements, int ranks, EmulatedLink link,
+                         const std::string& all_reduce = "auto") {
   const ModelShape shape = chain_shape(
       "one", {{.name = "block", .parameters = {{.name = "w", .dims = {elements}}}, .flops_per_token = 1}});
   SimulationOptions simulation;
@@ -94,6 +95,7 @@ Prediction of_one_tensor(std::int64_t elements, int ranks, EmulatedLink link) {
   simulation.link = link;
   EmulationOptions options;
   options.parallel.scheme.name = "dense";
+  options.parallel.scheme.all_reduce = all_reduce;
   return predict(outline_from_flops(shape, 1, 1e6), options, simulation);
 }
 
@@ -108,7 +110,9 @@ TEST(Plan, RanksOfANodeShareItsPort) {
   // A ring: every rank sends 2 (P-1)/P of it to the next one, and one rank of a node has its next elsewhere.
   const double ring = 2.0 * 7 / 8 * 4 * kLong;
   EXPECT_EQ(of_one_tensor(kLong, 8, fast).busiest_port_bytes, ring);
-  EXPECT_EQ(of_one_tensor(kLong, 8, on(fast, 2)).busiest_port_bytes, ring);
+  EXPECT_EQ(of_one_tensor(kLong, 8, on(fast, 2), "ring").busiest_port_bytes, ring);
+  // What is taken there: of two levels, the ranks of a node together send 2 (M-1)/M of it to M-1 other nodes.
+  EXPECT_EQ(of_one_tensor(kLong, 8, on(fast, 2)).busiest_port_bytes, 2.0 * 1 / 2 * 4 * kLong);
   // Doubling: in the last of three hops all four ranks of a node send all of it to the other node.
   EXPECT_EQ(of_one_tensor(kShort, 8, slow).busiest_port_bytes, 3 * 4 * kShort);
   EXPECT_EQ(of_one_tensor(kShort, 8, on(slow, 2)).busiest_port_bytes, 4 * 4 * kShort);
