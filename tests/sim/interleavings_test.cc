@@ -308,6 +308,7 @@ ProgramEnd run_program(std::uint64_t seed, Rule rule) {
   options.traces = &traces;
   std::vector<std::unique_ptr<RankProgram>> programs;
   SimRanks ranks(options);
+  programs.reserve(static_cast<std::size_t>(ranks.size()));
   for (int r = 0; r < ranks.size(); ++r)
     programs.push_back(std::make_unique<RankProgram>(ranks.engine(r), rule, seed, r));
   ProgramEnd out;

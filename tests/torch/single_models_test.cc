@@ -136,7 +136,8 @@ TEST(DefaultModels, WeightsHaveTheirDistribution) {
 
 TEST(BadModels, AreRefusedInOneSentence) {
   EXPECT_EQ(message_of([] { make_model("gtp", {}); }),
-            "unknown model 'gtp': did you mean 'gpt'? There are gpt, gpt-moe, lm, gnmt, transformer, bert");
+            "unknown model 'gtp': did you mean 'gpt'? There are gpt, gpt-moe, lm, gnmt, transformer, bert, "
+            "bert2gpt2-moe");
   EXPECT_EQ(message_of([] { make_model("gpt", {.heads = 5}); }),
             "model gpt: width 384 must be a multiple of heads, not 5");
   const std::unique_ptr<Model> model = tiny_model({"gpt"});

@@ -62,7 +62,8 @@ TEST(Names, SuggestTheNearest) {
   EXPECT_EQ(nearest_name("", known), "");
   EXPECT_EQ(unknown_name("model", "zzzzz", known), "unknown model 'zzzzz'. There are gpt, lm, spardl, topka");
   EXPECT_EQ(message_of([] { model_options("ml"); }),
-            "unknown model 'ml': did you mean 'lm'? There are gpt, gpt-moe, lm, gnmt, transformer, bert");
+            "unknown model 'ml': did you mean 'lm'? There are gpt, gpt-moe, lm, gnmt, transformer, bert, "
+            "bert2gpt2-moe");
   EXPECT_EQ(message_of([] { model_options("gpt", "tny"); }),
             "unknown preset of a model 'tny': did you mean 'tiny'? There are default, tiny");
 }
