@@ -86,8 +86,8 @@ void check_undecided(const TrainOptions& options, bool auto_tables, int ranks);
 
 // "5e12", "10tflops", "312T": FLOPs a second. Throws UsageError.
 double parse_flops(const std::string& text);
-// "dp=8,ep=4": sets how many ranks share a layer's experts, packed as they are. Throws UsageError for what is no mesh of so many
-// ranks, or has an axis that the model is not trained along.
+// "dp=8,ep=4": sets how many ranks share a layer's experts, packed as they are. Throws UsageError for what
+// is no mesh of so many ranks, or has an axis that the model is not trained along.
 void resolve_mesh(TrainFlags& flags, int ranks);
 
 // Whether a command line has `flag`, or `flag=...`.

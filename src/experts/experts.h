@@ -107,8 +107,8 @@ class Experts final : public Strategy {
   std::int64_t formula_bytes() const { return formula_bytes_; }
   // Memory of rows that came and that no piece has taken yet, at most, since set_tokens().
   std::int64_t peak_row_bytes() const { return peak_row_bytes_; }
-  // Of that step: seconds of a slice's all-to-all in forward, out or home, on the mean, from when it may begin on
-  // this rank; 0 where nothing travels.
+  // Of that step: seconds of a slice's all-to-all in forward, out or home, on the mean, from when it may
+  // begin on this rank; 0 where nothing travels.
   double forward_seconds() const { return forward_seconds_; }
 
  private:

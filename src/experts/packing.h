@@ -1,21 +1,23 @@
-// Packing of experts (Lina, section 4.2 of Li et al., ATC 2023): how many ranks share a layer's experts, chosen
-// while a job runs. With packing P a rank holds P times as many experts as at the start, and every expert is on
-// P times as many ranks: fewer rows leave a rank, and gradients of experts are summed over more of them.
+// Packing of experts (Lina; Li et al., ATC 2023): how many ranks share a layer's experts, chosen while a job
+// runs. With packing P a rank holds P times as many experts as at the start, and every expert is on P times
+// as many ranks: fewer rows leave a rank, and gradients of experts are summed over more of them.
 //
-// A decision every few steps, from two times of forward in the steps since the last one, each the mean of a rank
-// and the largest over the ranks (so that all ranks decide the same):
+// A decision every few steps, from two times of forward in the steps since the last one, each the mean of a
+// rank and the largest over the ranks (so that all ranks decide the same):
 //
 //   Step 1  double while the experts of a slice take less than (1 - h) of its all-to-all: it cannot be hidden
 //           behind them. Halve while they take more than (1 + h) of two of them
-//   Step 2  only where it pays. A step costs  all-to-alls * seconds of one + the sums of experts' gradients;
-//           what that saves over a horizon of steps must be more than the move takes. Seconds of an all-to-all
-//           are what was measured where this packing has been before, else what the network's figures say, by
-//           as much more or less as they are wrong about the packing of now. So what was left is not gone back
-//           to while times stay what they are
+//   Step 2  only where it pays. A step costs its all-to-alls and the sums of experts' gradients; what
+//           another packing saves over a horizon of steps must be more than the move takes. An all-to-all
+//           takes what the network's figures say, or what was measured where that is less; with a packing
+//           that has not been tried, by as much less as with that of now. (What was measured above them is
+//           other traffic, and peers that are late: fewer rows do not save it.) What was measured is kept,
+//           so that a packing that was left is not gone back to while times stay what they are
 //   Step 3  only where a rank has the memory
 //
-// Where it pays: two nodes, experts dealt to all their ranks, doubled so that none is on another node. 2 k cf T d
-// values less a rank leave a node in four all-to-alls, 16 d^2 more for sums: above T = 8 d / (k cf) tokens a rank.
+// Where it pays: two nodes, experts dealt to all their ranks, doubled so that none is on another node. 2 k
+// cf T d values less a rank leave a node in four all-to-alls, 16 d^2 more for sums: above T = 8 d / (k cf)
+// tokens a rank.
 //
 // Thread: one at a time. Nothing here communicates.
 #pragma once
@@ -89,15 +91,15 @@ struct PackingNetwork {
   LinkCost scale_up;       // of a rank's port inside a node
   int ranks_per_node = 1;  // 1: every rank is a node
 };
-// What a byte costs that each rank of a group sends to its other members, as many to each: of `size` ranks that
-// are `stride` apart, where all groups do so at the same time. Its hop_seconds are those of one hop.
+// What a byte costs that each rank of a group sends to its other members, as many to each: of `size` ranks
+// that are `stride` apart, where all groups do so at the same time. Its hop_seconds are those of one hop.
 LinkCost cost_of_group(const PackingNetwork& network, int size, int stride);
 // Seconds in which every rank of such groups, neighbours, sends `bytes` in equal parts to all members, itself
 // included.
 double all_to_all_seconds(const PackingNetwork& network, int size, double bytes);
 
-// "auto", or a number that divides the ranks that share experts. Throws UsageError of one sentence: no number,
-// one that does not divide, more than there are ranks to share.
+// "auto", or a number that divides the ranks that share experts. Throws UsageError of one sentence: no
+// number, one that does not divide, more than there are ranks to share.
 bool is_auto_packing(const std::string& text);
 int packing_number(const std::string& text);  // of one that is not auto
 int fixed_packing(const std::string& text, int ranks);

@@ -124,8 +124,8 @@ std::size_t summand_of(int r, const StateRow& wanted, const StateSource& source,
   return *found;
 }
 
-// The rows that the wanted shard's values are made of, in the order in which they are read. Of sums box by box,
-// of as many peers as its group had.
+// The rows that the wanted shard's values are made of, in the order in which they are read. Of sums box by
+// box, of as many peers as its group had.
 std::vector<std::size_t> sources_of(const StateRow& wanted, const StateSource& source,
                                     std::span<const std::size_t> saved) {
   std::vector<std::size_t> boxes = needed_for(wanted, source, distinct(source, saved));

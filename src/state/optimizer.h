@@ -72,8 +72,8 @@ class Optimizer {
   // For updates to come. Throws UsageError where validate() does, and for a rule with other state.
   void set_options(const OptimizerOptions& options);
 
-  // The parameter is another part of its tensor from now on: the same name and type. Its steps stay; its vectors
-  // hold their initial values until rows of them are loaded.
+  // The parameter is another part of its tensor from now on: the same name and type. Its steps stay; its
+  // vectors hold their initial values until rows of them are loaded.
   void set_part(int parameter, const OptimizerParameter& part);
 
   int num_parameters() const { return static_cast<int>(parameters_.size()); }

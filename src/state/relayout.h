@@ -1,20 +1,21 @@
-// Rows that change hands between two steps: of tensors whose first dimension is dealt to ranks (experts), what
-// a rank will hold and does not have comes from one that has it, through the transport. The rules are those of
-// every change of layout (rows.h), and registry.load() reads from here as it does from a checkpoint.
+// Rows that change hands between two steps: of tensors whose first dimension is dealt to ranks (experts),
+// what a rank will hold and does not have comes from one that has it, through the transport. The rules are
+// those of every change of layout (rows.h), and registry.load() reads from here as it does from a
+// checkpoint.
 //
 //   Relayout move(rows, options);                        // all ranks, with rows in the same order
 //   engine.submit(world, ..., [&](Comm comm) { return Relayout::exchange(comm, &move); }).wait();
 //   ... rows of the new layout take the place of the old ones ...
 //   registry.load(move, {.owners = ..., .only = ...});
 //
-//   Step 1  Each rank knows the rows of all others: its own, with the part and the peers that the layout gives
-//           that rank. So everybody knows who reads what from whom, and nothing is sent to find out
-//   Step 2  Of several ranks that have the same, a reader takes itself, else the nearest: the least rank xor its
-//           own, which is on its node where nodes are alike
+//   Step 1  Each rank knows the rows of all others: its own, with the part and the peers that the layout
+//           gives that rank. So everybody knows who reads what from whom, and nothing is sent to find out
+//   Step 2  Of several ranks that have the same, a reader takes itself, else the nearest: the least rank xor
+//           its own, which is on its node where nodes are alike
 //   Step 3  One all-to-all of those ranges
 //
-// Bytes that come to a rank: of rows that move, all of the indices that it will hold and did not; of sums, its
-// part of every summand that is another rank's.
+// Bytes that come to a rank: of rows that move, all of the indices that it will hold and did not; of sums,
+// its part of every summand that is another rank's.
 //
 // Until it is loaded nothing has changed: a rank that dies on the way leaves the others as they were.
 //

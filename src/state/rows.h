@@ -132,8 +132,8 @@ struct Arrived {
   std::vector<std::byte> bytes;  // empty: zeros
 };
 Arrived arrive(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved);
-// What arrive() reads for it: elements [first, first + count) of the source's rows, in its order. REQUIRES: the
-// rule is sum or moves.
+// What arrive() reads for it: elements [first, first + count) of the source's rows, in its order. REQUIRES:
+// the rule is sum or moves.
 void for_each_read(const StateRow& wanted, const StateSource& source, std::span<const std::size_t> saved,
                    FunctionRef<void(std::size_t row, std::int64_t first, std::int64_t count)> f);
 

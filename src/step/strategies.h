@@ -71,9 +71,9 @@ class Strategies {
     take(std::move(strategy));
     return out;
   }
-  // Between two steps, for another layout of some tensors: these strategies go away, and those that are added
-  // next stand in their places. `shape` has the same parts and parameters, some of other sizes. install() comes
-  // behind it: all ranks, at the same step. Throws UsageError while a step is under way.
+  // Between two steps, for another layout of some tensors: these strategies go away, and those that are
+  // added next stand in their places. `shape` has the same parts and parameters, some of other sizes.
+  // install() comes behind it: all ranks, at the same step. Throws UsageError while a step is under way.
   void make_place(ModelShape shape, std::span<const Strategy* const> leaving);
   // After the last add(): who takes which gradient, tables, and a comparison of the ranks' plans. Throws
   // UsageError where a parameter has no strategy or several, or a table does not hold (verify.h).

@@ -17,8 +17,9 @@
 // of networks were found to be (Chmiel et al., "Neural gradients are near-lognormal", ICLR 2021). All tensors
 // have the same scale.
 //
-// Experts: rows travel as they do in training (workload/drawn_experts.h), and a slice takes as long as its rows.
-// Where they are packed on the way (workload/expert_packing.h) as many bytes move as parameters and moments have.
+// Experts: rows travel as they do in training (workload/drawn_experts.h), and a slice takes as long as its
+// rows. Where they are packed on the way (workload/expert_packing.h) as many bytes move as parameters and
+// moments have.
 //
 // Tables: the ids of (rank, step) are drawn as the outline says (workload/table_draws.h); rows, their
 // gradients and their updates are real.

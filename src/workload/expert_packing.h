@@ -4,7 +4,7 @@
 //   ExpertPacking packing(job, options, setting);
 //   for each step: ...walk...; packing.step_ended();
 //     if (packing.due(steps)) { wait for packing.agree(); packing.decide(steps); }
-//     if (const auto ranks = packing.wanted()) { settle; deal experts to *ranks; packing.changed(steps, ...); }
+//     if (const auto ranks = packing.wanted()) { settle; deal experts to *ranks; packing.changed(...); }
 //
 // Thread: one at a time, that of the driver.
 #pragma once
@@ -34,8 +34,8 @@ PackingNetwork packing_network(const LinkCost& figures, const std::optional<Emul
 
 class ExpertPacking {
  public:
-  // `options.ranks`: of packing 1 where it is "auto"; the job may have another by now. Throws UsageError where
-  // the memory is too small. REQUIRES: the job has experts and outlives it.
+  // `options.ranks`: of packing 1 where it is "auto"; the job may have another by now. Throws UsageError
+  // where the memory is too small. REQUIRES: the job has experts and outlives it.
   ExpertPacking(JobStrategies& job, const ExpertOptions& options, const PackingSetting& setting);
 
   void step_ended();                   // of the step that was walked last
@@ -45,8 +45,8 @@ class ExpertPacking {
   std::optional<int> wanted() const;   // ranks to deal experts to; none: those of now
   // What decide() has to say that was not said yet.
   std::optional<PackingChange> take_line();
-  // The experts were dealt to wanted() ranks: what the move brought the rank that got most, and how long it took
-  // here.
+  // The experts were dealt to wanted() ranks: what the move brought the rank that got most, and how long it
+  // took here.
   void changed(std::int64_t bytes, double seconds);
 
   int packing() const { return ranks_ / job_.expert_ranks(); }

@@ -7,11 +7,11 @@
 // Experts may be dealt to another number of ranks between two steps (packing; experts/packing.h says when). A
 // driver does it in this order, on all ranks, when the last step is settled:
 //
-//   const std::unique_ptr<Relayout> move = job.plan_move(ranks);
-//   wait for job.start_move(*move);          // until here nothing has changed
+//   move = job.plan_move(ranks);
+//   wait for job.start_move(*move); until here nothing has changed
 //   ... memory of its own parameters and moments, of their new sizes ...
-//   job.lay_out(shape, ranks);               // strategies of experts anew; all others, and their state, stay
-//   job.finish_move(*move);                  // parameters, moments and residuals of experts
+//   job.lay_out(shape, ranks); strategies of experts anew; all others, and their state, stay
+//   job.finish_move(*move); parameters, moments and residuals of experts
 //
 // Thread: one at a time, that of the driver.
 #pragma once

@@ -77,8 +77,8 @@ Outline with_dense_tables(Outline outline, const TablesOptions& tables);
 JobOptions job_options(const EmulationOptions& options, const Outline& outline, int rank);
 void check(const EmulationOptions& options);
 
-// What a model and its optimizer would hold of experts, as rows of state that move with them: zeros, of which there
-// are as many bytes. Thread: one at a time.
+// What a model and its optimizer would hold of experts, as rows of state that move with them: zeros, of
+// which there are as many bytes. Thread: one at a time.
 class ExpertValues {
  public:
   ExpertValues(JobStrategies& job,

@@ -107,7 +107,8 @@ TEST(SimulatedPacking, StepsBehindAMoveAreThoseOfAJobThatHadItFromTheStart) {
 TEST(SimulatedPacking, IsChosenWhereItPays) {
   for (const std::int64_t tokens : {128, 512}) {
     const std::vector<EmulatedSteps> chosen = simulated({.tokens = tokens});
-    EXPECT_EQ(last_packing(chosen) > 1, tokens > 205) << tokens;
+    EXPECT_EQ(last_packing(chosen) > 1, tokens > 205)
+        << tokens << " tokens: " << chosen.front().packings.back().why;
     double best = 1e9;
     for (const char* packing : {"1", "2", "4"})
       best = std::min(best, late_step(simulated({.packing = packing, .tokens = tokens, .steps = 8})));

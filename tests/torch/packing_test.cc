@@ -509,8 +509,8 @@ Ran run_trainer(const TrainOptions& options, const TrainRun& run, double rate) {
   return out;
 }
 
-// A link that is so slow that tokens take far longer than experts: packing 2 behind step 10. Losses are those of a
-// run that never packs, and a run that is resumed has the packing of its checkpoint.
+// A link that is so slow that tokens take far longer than experts: packing 2 behind step 10. Losses are
+// those of a run that never packs, and a run that is resumed has the packing of its checkpoint.
 TEST(PackedTraining, PacksByItselfAndGoesOnFromItsCheckpoint) {
   const std::filesystem::path dir = std::filesystem::path(testing::TempDir()) / "weft_packed_training";
   std::filesystem::remove_all(dir);

@@ -166,12 +166,22 @@ TEST(Packing, IsMonotoneInAllToAllOverExperts) {
   int before = 0;
   for (double seconds = 1e-5; seconds < 1; seconds *= 1.2) {
     Case c{.tokens = 2048};
-    PackingController controller({}, c.choices_of(), 4.0 * c.layers * c.slices, 2);
+    PackingController controller({}, c.choices_of(), 4.0 * c.layers * c.slices, 1);
     const int now = controller.decide({.experts = 1e-3, .all_to_all = seconds}).packing;
     EXPECT_GE(now, before);
     before = now;
   }
-  EXPECT_EQ(before, 4);
+  EXPECT_EQ(before, 2);
+}
+
+// An all-to-all that takes longer because of what else is on the way is no reason to put more there.
+TEST(Packing, ContentionIsNotSaved) {
+  Case c{.expert_seconds = 0};
+  c.tokens = 0.9 * 8 * c.width / (c.choices * c.capacity);
+  c.wrong = 3;
+  EXPECT_EQ(c.controller().decide(c.times(1)).packing, 1);
+  c.tokens *= 1.5;
+  EXPECT_EQ(c.controller().decide(c.times(1)).packing, 2);
 }
 
 // It goes back where experts have become slower than what they hid.

@@ -110,8 +110,9 @@ class Model {
   // torch::kFloat32 (as built) or torch::kFloat64. Parameters stay the same tensors. REQUIRES: no gradients
   // yet.
   void to(torch::ScalarType type);
-  // This rank's experts are those of place `rank` of `ranks` from now on: the same tensors with other sizes, whose
-  // values are the caller's to set, without gradients. Throws UsageError. REQUIRES: no graph of a step is alive.
+  // This rank's experts are those of place `rank` of `ranks` from now on: the same tensors with other sizes,
+  // whose values are the caller's to set, without gradients. Throws UsageError. REQUIRES: no graph of a step
+  // is alive.
   void lay_out_experts(int ranks, int rank);
 
  protected:

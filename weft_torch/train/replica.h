@@ -105,10 +105,10 @@ class Replica {
   double evaluate(std::span<const Batch> batches);
   // Waits for what is under way and updates every parameter. Of its outcome, what is said of the step before.
   StepOutcome settle();
-  // Deals the experts of a layer to so many ranks from the next step on, and settles first: parameters, moments
-  // and residuals come to whoever holds them there. All ranks call it.
-  // Throws UsageError, and changes nothing, for a number to which they cannot be dealt. After another error the
-  // replica is of no use any more.
+  // Deals the experts of a layer to so many ranks from the next step on, and settles first: parameters,
+  // moments and residuals come to whoever holds them there. All ranks call it. Throws UsageError, and
+  // changes nothing, for a number to which they cannot be dealt. After another error the replica is of no
+  // use any more.
   struct Moved {
     std::uint64_t sent_bytes = 0, planned_bytes = 0;  // payload of this rank
     std::int64_t most_bytes = 0;                      // that came to the rank that got most

@@ -35,8 +35,8 @@ class TorchOptimizer {
   // One step of one parameter with the gradient that it has.
   void update(int parameter);
 
-  // The parameter, whose tensor has changed, is another part from now on; its steps stay. Rows of its moments are
-  // loaded next, then parts_loaded().
+  // The parameter, whose tensor has changed, is another part from now on; its steps stay. Rows of its
+  // moments are loaded next, then parts_loaded().
   void set_part(int parameter, const OptimizerParameter& part) {
     slots_[static_cast<std::size_t>(parameter)].info = part;
   }
