@@ -1,5 +1,7 @@
 #include "tables_step.h"
 
+#include <charconv>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -23,9 +25,41 @@ StepOptions step_options(const TablesStepOptions& options, std::uint32_t first_s
   StepOptions out{
       .skip_not_finite = options.skips, .tokens = false, .lookahead = !options.waits, .updates_wait = {}};
   if (options.waits) out.updates_wait = "the norm is of gradients outside of this step, too";
-  out.first_slot = first_slot;
+  out.first_slot = first_slot + 1;  // behind that of the comparisons
   return out;
 }
+
+std::string text_of(double value) {
+  char digits[32];
+  const auto end = std::to_chars(std::begin(digits), std::end(digits), value).ptr;
+  return std::string(digits, end);
+}
+
+std::string text_of(const TableSpec& table) {
+  const TableInfo& t = table.info;
+  return std::to_string(t.rows) + " x " + std::to_string(t.columns) + " of " +
+         std::string(name_of(table.dtype)) +
+         (t.padding < 0 ? "" : " with padding in row " + std::to_string(t.padding));
+}
+
+std::string text_of(const OptimizerOptions& rule) {
+  std::string out =
+      rule.name + " with lr " + text_of(rule.lr) + ", weight decay " + text_of(rule.weight_decay);
+  if (rule.name == "sgd") return out;
+  if (rule.name != "adagrad") out += ", betas " + text_of(rule.beta1) + " and " + text_of(rule.beta2);
+  out += ", eps " + text_of(rule.eps);
+  if (rule.name == "adagrad")
+    out += ", lr_decay " + text_of(rule.lr_decay) + ", first sums of " + text_of(rule.initial_accumulator);
+  return out;
+}
+
+AgreedLine line_of(const std::string& table, const OptimizerOptions& rule) {
+  return {"the rule of table '" + table + "'", text_of(rule)};
+}
+
+constexpr const char* kSameTables = "all ranks make the same tables, in the same order";
+constexpr const char* kSameRules =
+    "the options of an optimizer's groups are the same on all ranks, in every step";
 
 HybridOptions hybrid_options(const TablesStepOptions& options, const TableSpec& spec) {
   HybridOptions out;
@@ -42,9 +76,11 @@ HybridOptions hybrid_options(const TablesStepOptions& options, const TableSpec& 
 TablesStep::TablesStep(World& world, const std::vector<TableSpec>& tables, const TablesStepOptions& options,
                        std::uint32_t first_slot)
     : options_(options),
+      slot_(first_slot),
       strategies_(world.engine(), world.comm(), shape_of(tables), step_options(options, first_slot)),
       walker_(*this, strategies_) {
   const Comm comm = world.comm();
+  compare_tables(tables);
   outside_ = &strategies_.add(std::make_unique<Outside>(comm));
   places_.resize(tables.size());
   // Tables of one group and one type are one strategy.
@@ -70,6 +106,45 @@ TablesStep::TablesStep(World& world, const std::vector<TableSpec>& tables, const
   }
   strategies_.install();
   for (const Ticket& ticket : strategies_.tickets()) await(ticket);
+}
+
+void TablesStep::compare_tables(const std::vector<TableSpec>& tables) {
+  const Comm& world = strategies_.world();
+  if (world.size() == 1) return;
+  std::vector<AgreedLine> shapes, rules;
+  for (const TableSpec& table : tables) {
+    shapes.push_back({"table '" + table.info.name + "'", text_of(table)});
+    rules.push_back(line_of(table.info.name, table.optimizer));
+  }
+  Agreement agreement;
+  for (const auto* lines : {&shapes, &rules}) {
+    const SubmitOptions submit{.name = "sharded tables", .slot = slot_, .step = comparisons_++};
+    agreement.start(strategies_.engine(), world, submit, *lines, lines == &shapes ? kSameTables : kSameRules);
+    await(agreement.ticket());
+    agreement.check();
+  }
+}
+
+// Of the step whose gradients are handed over.
+void TablesStep::compare_rules() {
+  const Comm& world = strategies_.world();
+  if (world.size() == 1) return;
+  const bool first = !rules_.ticket().valid();
+  check_rules();
+  std::vector<AgreedLine> lines;
+  for (int t = 0; t < num_tables(); ++t) {
+    const HybridEmbedding& embedding = *places_[static_cast<std::size_t>(t)].embedding;
+    lines.push_back(line_of(table(t).info().name, embedding.optimizer().options()));
+  }
+  const SubmitOptions submit{.name = "rules of rows", .slot = slot_, .step = comparisons_++};
+  rules_.start(strategies_.engine(), world, submit, lines, kSameRules);
+  if (first) check_rules();
+}
+
+void TablesStep::check_rules() {
+  if (!rules_.ticket().valid()) return;
+  await(rules_.ticket());
+  rules_.check();
 }
 
 HybridTable& TablesStep::table(int t) {
@@ -120,6 +195,7 @@ void TablesStep::end_backward(const std::vector<Gradient>& gradients) {
   if (!in_step() || at_.work != weft::Work::backward || gradients.size() != places_.size())
     throw UsageError("gradients of sharded tables come once, for all of them, when their forward has ended");
   for (std::size_t t = 0; t < gradients.size(); ++t) set_rule(*places_[t].embedding, gradients[t].rule);
+  compare_rules();
   while (in_step()) {
     const Gradient& gradient = gradients[static_cast<std::size_t>(at_.block)];
     const auto count = static_cast<std::size_t>(gradient.values.count);
@@ -146,12 +222,14 @@ void TablesStep::set_rule(HybridEmbedding& embedding, const OptimizerOptions& ru
 
 void TablesStep::settle() {
   if (options_.waits) throw UsageError("where updates wait a step settles by its verdict");
+  check_rules();
   walk([this] { walker_.walk(strategies_.tables(1).settle); });
 }
 
 StepResult TablesStep::judge(double clip_norm, double squares, std::string veto) {
   if (!options_.waits || !under_way() || in_step())
     throw UsageError("there is a verdict once a step, where updates wait and backward has ended");
+  check_rules();
   strategies_.set_clip_norm(clip_norm);
   outside_->say(squares, std::move(veto));
   walk([this] { walker_.begin(strategies_.tables(1).settle); });

@@ -7,6 +7,10 @@
 //   settle               nothing is under way any more
 // Where updates wait it settles in two calls: judge(), up to the verdict, and update().
 //
+// Ranks compare their tables when they are made, and the rules of their rows in every step: in the first one
+// before a row changes, later beside the exchange of the gradients. What was found then is said when the next
+// gradients come, or where the step settles.
+//
 // Thread: one at a time, with the interpreter's lock.
 #pragma once
 
@@ -15,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "agreed.h"
 #include "embedding/hybrid.h"
 #include "step/run_step.h"
 #include "weft/world.h"
@@ -64,7 +69,7 @@ class Outside final : public Strategy {
 
 class TablesStep final : public Driver {
  public:
-  // Throws UsageError. Where ranks disagree, what the tickets say.
+  // Throws UsageError, also where ranks disagree: on all of them.
   TablesStep(World& world, const std::vector<TableSpec>& tables, const TablesStepOptions& options,
              std::uint32_t first_slot);
 
@@ -109,8 +114,14 @@ class TablesStep final : public Driver {
   template <class F>
   void walk(F go);
   void set_rule(HybridEmbedding& embedding, const OptimizerOptions& rule);
+  void compare_tables(const std::vector<TableSpec>& tables);
+  void compare_rules();
+  void check_rules();
 
   TablesStepOptions options_;
+  const std::uint32_t slot_;  // of comparisons
+  std::uint32_t comparisons_ = 0;
+  Agreement rules_;  // as they were when they were compared last
   Strategies strategies_;
   Walker walker_;
   Outside* outside_ = nullptr;

@@ -10,7 +10,8 @@ from ._collectives import all_gather, all_to_all, broadcast
 from ._weft import Error, TimeoutError, TransportError, UsageError
 from ._world import rank, size
 
-_CHUNK = 1 << 24  # elements that a message has at most
+_CHUNK = 1 << 20  # elements of a table that are whole at once
+Rows = Callable[[int, int], torch.Tensor]  # of a whole table, from one row to before another; asked for in order, each once
 _FIX = (
     "state_dict() of a model or an optimizer with sharded tables or experts is a collective: call it on all ranks, or weft.save(model, path), "
     "which only rank 0 writes"
@@ -79,25 +80,46 @@ def gather(mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> tor
     return whole
 
 
-def scatter(whole: Optional[torch.Tensor], mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> None:
-    """Into `mine` this rank's columns of rank 0's tensor; the others give None, or whatever they have. A collective."""
-    rows = mine.shape[0]
-    if size() == 1:
-        assert whole is not None
-        mine.copy_(whole)
-        return
+def scatter(rows: Rows, mine: torch.Tensor, columns: Callable[[int], Tuple[int, int]]) -> None:
+    """Into `mine` this rank's columns of rank 0's rows; those of the others are asked for as well, and dropped. A collective."""
     widths = [columns(r) for r in range(size())]
-    step = max(1, _CHUNK // max(1, sum(count for _, count in widths)))
-    for begin in range(0, rows, step):
-        end = min(rows, begin + step)
-        send = torch.empty(0, dtype=mine.dtype)
-        if rank() == 0:
-            assert whole is not None
-            send = torch.cat([whole[begin:end, first : first + count].reshape(-1) for first, count in widths]).to(mine.dtype)
-        arrived = torch.empty((end - begin) * mine.shape[1], dtype=mine.dtype)
-        to = [(end - begin) * count if rank() == 0 else 0 for _, count in widths]
-        all_to_all(arrived, send, [arrived.numel(), *[0] * (size() - 1)], to)
-        mine[begin:end] = arrived.view(end - begin, mine.shape[1])
+    step = _chunk_rows(sum(count for _, count in widths))
+    begin = 0
+    while begin < mine.shape[0]:
+        end = begin + step if begin + step + _BLOCK <= mine.shape[0] else mine.shape[0]
+        whole = rows(begin, end)
+        if size() == 1:
+            mine[begin:end] = whole
+        else:
+            send = torch.empty(0, dtype=mine.dtype)
+            if rank() == 0:
+                send = torch.cat([whole[:, first : first + count].reshape(-1) for first, count in widths]).to(mine.dtype)
+            arrived = torch.empty((end - begin) * mine.shape[1], dtype=mine.dtype)
+            to = [(end - begin) * count if rank() == 0 else 0 for _, count in widths]
+            all_to_all(arrived, send, [arrived.numel(), *[0] * (size() - 1)], to)
+            mine[begin:end] = arrived.view(end - begin, mine.shape[1])
+        begin = end
+
+
+_BLOCK = 16
+
+
+def _chunk_rows(columns: int) -> int:
+    """torch draws normal numbers in blocks of 16, and its last 16 once more: pieces that begin at such a block, the last one not
+    shorter than it, are drawn one after the other with the bits of the whole."""
+    return max(_BLOCK, _CHUNK // max(1, columns) // _BLOCK * _BLOCK)
+
+
+def drawn(columns: int, dtype: torch.dtype, zero_row: Optional[int]) -> Rows:
+    """Rows as torch.empty(rows, columns).normal_() has them, a piece at a time."""
+
+    def rows(begin: int, end: int) -> torch.Tensor:
+        out = torch.empty((end - begin, columns), dtype=dtype, device="cpu").normal_()
+        if zero_row is not None and begin <= zero_row < end:
+            out[zero_row - begin] = 0
+        return out
+
+    return rows
 
 
 def save(model: Any, path: Any) -> None:

@@ -92,7 +92,10 @@ class Lookahead:
         for key in self._ids:
             tables = self._layer(key)._tables
             if not tables.bound:
-                raise UsageError(f"table '{self._layer(key).name}' has no optimizer: weft.optim.hybrid(optimizer) comes before weft.lookahead")
+                raise UsageError(
+                    f"table '{self._layer(key).name}' has no optimizer that updates it yet: optimizer = weft.optim.hybrid(optimizer) "
+                    "comes before the loop over weft.lookahead"
+                )
             if tables in out:
                 continue
             missing = [layer.name for layer in tables.layers() if id(layer) not in given]
@@ -107,13 +110,14 @@ class Lookahead:
         if self._model is not None:
             found = [m for name, m in self._model.named_modules() if name == key and isinstance(m, Embedding)]
         else:
-            found = [layer for layer in named_tables().get(key, []) if layer._tables.bound]
+            there = named_tables().get(key, [])
+            found = [layer for layer in there if layer._tables.bound] or there[:1]
         if len(found) == 1:
             return found[0]
         if found:
             raise UsageError(f"several models have a sharded table '{key}': weft.lookahead(..., model=model)")
         known = ", ".join(named_tables()) or "none"
-        raise UsageError(f"there is no sharded table '{key}' that an optimizer updates; there are: {known}")
+        raise UsageError(f"there is no sharded table '{key}'; there are: {known}")
 
 
 def _ids(batches: List[Any], getter: Getter) -> torch.Tensor:

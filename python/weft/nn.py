@@ -7,7 +7,7 @@ import torch
 
 from . import _weft
 from ._apart import tell_ddp, watch_ddp
-from ._columns import collective_state, gather, require_same, scatter
+from ._columns import collective_state, drawn, gather, require_same, scatter
 from ._experts import MoE, moe_loss
 from ._tables import Batch, Tables, is_table, plain_ids, table_of
 from ._weft import UsageError
@@ -29,7 +29,7 @@ class Embedding(torch.nn.Module):
     none (after weft.lookahead, which knows all ids, calling it is a rank's own business). What it returns are the bits of plain
     indexing. Outside of training (after model.eval()) a lookup asks all ranks, and has no gradient.
 
-    Initial values are torch's, rank 0's on all ranks. `weight` is this rank's columns, [num_embeddings, some], in the host's memory
+    Initial values are torch's, rank 0's on all ranks; no rank has the whole table in memory while they are drawn. `weight` is this rank's columns, [num_embeddings, some], in the host's memory
     and of float32 or float64 whatever the model is moved to; results are on the device of the ids. state_dict() has the whole table
     under the same name; it and load_state_dict() are collectives. padding_idx: the row is stored and returned as any other, only its
     gradient is dropped. `sparse` changes nothing: gradients are of rows always.
@@ -90,13 +90,12 @@ class Embedding(torch.nn.Module):
         watch_ddp()
 
     def _fill(self, given: Optional[torch.Tensor], dtype: torch.dtype) -> None:
-        """Rank 0's values. All ranks draw: torch's generators stay as they would be."""
-        whole = given
-        if whole is None:
-            whole = torch.empty((self.num_embeddings, self.embedding_dim), dtype=dtype, device="cpu").normal_()
-            if self.padding_idx is not None:
-                whole[self.padding_idx] = 0
-        scatter(whole.detach().to("cpu"), self.weight.data, self.columns)
+        """Rank 0's values. All ranks draw, some rows at a time: torch's generators stay as they would be."""
+        if given is None:
+            scatter(drawn(self.embedding_dim, dtype, self.padding_idx), self.weight.data, self.columns)
+        else:
+            whole = given.detach()
+            scatter(lambda begin, end: whole[begin:end].to("cpu"), self.weight.data, self.columns)
 
     @classmethod
     def from_pretrained(

@@ -52,6 +52,15 @@ def test_bad_ids_and_ranks_that_disagree_are_named(launch):
     launch("tables_bad.py", 2)
 
 
+@pytest.mark.parametrize("what", ["made", "first", "later"])
+def test_rules_that_differ_between_ranks_are_named(launch, what):
+    launch("tables_rules.py", 2, what)
+
+
+def test_no_rank_draws_the_whole_table(launch):
+    launch("tables_memory.py", 2)
+
+
 def test_norms_that_differ_between_ranks_are_named(launch):
     launch("tables_norm.py", 2)
 
@@ -143,7 +152,7 @@ def test_groups_have_rules_of_their_own():
     assert not torch.allclose(expected[0], expected[1], rtol=0, atol=1e-2), "control: the groups differ"
 
 
-def test_initial_values_are_torchs():
+def test_initial_values_are_torchs(monkeypatch):
     torch.manual_seed(3)
     expected = torch.nn.Embedding(10, 4, padding_idx=-9)
     after = torch.rand(1)
@@ -151,6 +160,19 @@ def test_initial_values_are_torchs():
     mine = weft.nn.Embedding(10, 4, padding_idx=-9)
     assert torch.equal(torch.rand(1), after), "what is drawn next is the same, too"
     assert torch.equal(mine.state_dict()["weight"], expected.weight) and mine.padding_idx == expected.padding_idx == 1
+    # Drawn in pieces, whose lengths and remainders say nothing to the bits.
+    for rows, columns, piece, dtype in [(1003, 7, 700, torch.float32), (33, 1, 1, torch.float32), (500, 5, 99, torch.float64), (3, 2, 1, torch.float32)]:
+        monkeypatch.setattr("weft._columns._CHUNK", piece)
+        torch.manual_seed(4)
+        whole = torch.nn.Embedding(rows, columns, padding_idx=2, dtype=dtype).weight
+        after = torch.rand(1)
+        torch.manual_seed(4)
+        pieces = weft.nn.Embedding(rows, columns, padding_idx=2, dtype=dtype).state_dict()["weight"]
+        assert torch.equal(pieces, whole) and torch.equal(torch.rand(1), after), (rows, columns)
+    torch.manual_seed(4)
+    whole = torch.empty(50).normal_()
+    torch.manual_seed(4)
+    assert not torch.equal(torch.cat([torch.empty(n).normal_() for n in (20, 30)]), whole), "control: not every cut keeps the bits"
     values = torch.randn(6, 3)
     frozen = weft.nn.Embedding.from_pretrained(values)
     ids = torch.tensor([[1, 5], [5, 0]])
@@ -361,7 +383,7 @@ def test_refusals_are_one_sentence():
     refused(lambda: layer.half(), "'mine'", "float16")
     refused(lambda: copy.deepcopy(layer), "load_state_dict")
     refused(lambda: layer(torch.tensor([1])).sum().backward(), "weft.optim.hybrid")
-    refused(lambda: list(weft.lookahead([], ids={"mine": "x"})), "'mine'")
+    refused(lambda: list(weft.lookahead([], ids={"mine": "x"})), "table 'mine' has no optimizer", "weft.optim.hybrid(optimizer) comes before")
     optimizer = weft.optim.hybrid(torch.optim.SGD(layer.parameters(), lr=0.1))
     refused(lambda: weft.optim.hybrid(optimizer), "already")
     refused(lambda: weft.optim.hybrid(torch.optim.SGD(layer.parameters(), lr=0.1)), "already")
