@@ -63,7 +63,7 @@ struct Parser {
                   "experts, optimizer");
     selection.add("tables", typed.tables,
                   "WAY,WAY,...: every scheme (default then dense alone) with each; some of " +
-                      list_of(table_way_names()));
+                      list_of(table_way_names()) + "; auto: by the link and what batches read");
     selection.add(
         "policies", typed.policies,
         "gpt-moe: POLICY,POLICY,...: each scheme (dense unless named) with each policy of experts: " +
@@ -158,9 +158,6 @@ std::string with_each(const std::string& before, const std::string& option, cons
 }
 
 std::string variants_text(const Typed& t) {
-  for (const std::string& way : split(t.tables, ',')) {
-    if (way == kAuto) throw UsageError("--tables auto is for train and plan: compare names the ways");
-  }
   return with_each(with_each(t.schemes, "tables", t.tables), "expert-policy", t.policies);
 }
 

@@ -1,6 +1,7 @@
 // weft compare with models that compute. (weft-torch only.)
 #include <memory>
 
+#include "base/statistics.h"
 #include "compare/compare.h"
 #include "data/open.h"
 #include "measure/memory.h"
@@ -45,12 +46,14 @@ Recorded combined(const std::vector<std::unique_ptr<Recorder>>& ranks, const Tra
   std::vector<RankSteps> steps;
   for (const auto& rank : ranks) steps.push_back(rank->steps);
   const Recorder& first = *ranks.front();
-  return {.steps = job_of(steps, turns.ends),
-          .losses = first.losses,
-          .tokens = first.tokens,
-          .formula_bytes = summary.formula_bytes_per_step,
-          .parameters = first.parameters,
-          .packing = summary.packings.empty() ? 0 : summary.packings.back().packing};
+  Recorded out;
+  out.steps = job_of(steps, turns.ends);
+  out.losses = first.losses;
+  out.tokens = first.tokens;
+  out.formula_bytes = summary.formula_bytes_per_step - median(out.steps.table_formula_bytes);
+  out.parameters = first.parameters;
+  if (!summary.packings.empty()) out.packing = summary.packings.back().packing;
+  return out;
 }
 
 Recorded train_variant(const Training& training, std::shared_ptr<const DataSource> source, Lane& lane) {

@@ -55,7 +55,7 @@ void check_options(const Named& named, const Scheme& scheme, const std::vector<s
   }
 }
 
-TrainOptions options_of(const Named& named, TrainFlags flags, const Computation& computation, int ranks) {
+Variant variant_of(const Named& named, TrainFlags flags, const Computation& computation, int ranks) {
   CLI::App app;
   Settings settings(app);
   add_gradient_flags(settings, flags);
@@ -79,9 +79,12 @@ TrainOptions options_of(const Named& named, TrainFlags flags, const Computation&
   resolve_mesh(flags, ranks);
   resolve_data(flags);
   resolve_plan(flags);
-  check_train(flags.options, ranks);
+  Variant out;
+  out.chooses_tables = take_auto(flags.options.tables);
+  check_undecided(flags.options, out.chooses_tables, ranks);
   check_computation(computation, flags.options);
-  return flags.options;
+  out.options = flags.options;
+  return out;
 }
 
 }  // namespace
@@ -106,7 +109,8 @@ std::vector<Variant> variants_of(const std::string& text, const TrainFlags& flag
       const Named named = parsed(name);
       if (!seen.insert({named.scheme, {named.options.begin(), named.options.end()}}).second)
         throw UsageError("it is there twice");
-      variants.push_back({.name = name, .options = options_of(named, flags, computation, ranks)});
+      variants.push_back(variant_of(named, flags, computation, ranks));
+      variants.back().name = name;
     } catch (const CLI::ParseError& error) {
       throw UsageError("variant '" + name + "': " + error.what());
     } catch (const UsageError& error) {

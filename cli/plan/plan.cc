@@ -8,6 +8,7 @@
 
 #include "experts/packing.h"
 #include "measure/emulated.h"
+#include "measure/memory.h"
 #include "measure/text.h"
 #include "planner/choose.h"
 #include "torch_verbs.h"
@@ -15,6 +16,7 @@
 #include "train_flags.h"
 #include "verbs.h"
 #include "weft/error.h"
+#include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 #include "world/mesh.h"
 
@@ -98,6 +100,7 @@ struct Planned {
   const std::optional<SlicesChoice>& slices;
   const Plan& plan;
   const std::optional<ChosenPacking>& packing;
+  int byte_scale;  // of its walk
 };
 
 Json moves_of(const Plan& plan, const Table& table) {
@@ -131,6 +134,7 @@ void print_json(const Planned& p, int ranks) {
            {"exposed_seconds", predicted.exposed_seconds},
            {"compute_seconds", predicted.compute_seconds},
            {"busiest_port_bytes", predicted.busiest_port_bytes},
+           {"byte_scale", p.byte_scale},
            {"updates_wait_because", p.plan.why_updates_wait}};
   if (p.choice) {
     out["why"] = p.choice->why;
@@ -192,6 +196,8 @@ void print_text(const Planned& p, int ranks) {
   const Prediction& predicted = p.plan.prediction;
   if (!p.plan.why_updates_wait.empty())
     std::printf("\nno update before the verdict of its step: %s\n", p.plan.why_updates_wait.c_str());
+  if (p.byte_scale > 1)
+    std::printf("\nwalked with one element for %d: its times are near those of all of them\n", p.byte_scale);
   std::printf(
       "\npredicted: %s a step, %s of it exposed; %s from the busiest %s (rows: by formula, in the bytes of "
       "their codec)\n",
@@ -231,8 +237,7 @@ int plan(const std::vector<std::string>& arguments) {
     slices = choose_slices_for(command.options, ranks, link, outline);
     command.options.sizes.experts.slices = slices->slices;
   }
-  const SimulationOptions simulation =
-      simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
+  SimulationOptions simulation = simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
   std::optional<ChosenPacking> packing;
   ExpertOptions& experts = command.options.sizes.experts;
   if (is_auto_packing(experts.packing)) {
@@ -240,11 +245,20 @@ int plan(const std::vector<std::string>& arguments) {
     experts.ranks /= packing->packing;
     experts.packing = std::to_string(packing->packing);
   }
-  Plan made = make_plan(outline, emulation_of(command.options, ranks, outline), simulation);
+  const EmulationOptions emulation = emulation_of(command.options, ranks, outline);
+  simulation.byte_scale = walk_scale(outline, emulation, ranks);
+  check_memory({.worlds = 1,
+                .ranks = ranks,
+                .parameters = elements_of_rank(shape_of(outline), emulation.tables, ranks).dense /
+                              simulation.byte_scale,
+                .copies = kCopiesOfEmulation},
+               available_memory());
+  Plan made = make_plan(outline, emulation, simulation);
   if (choice) explain(made, *choice);
   if (tables) explain(made, *tables);
   if (slices) explain(made, *slices);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made, packing};
+  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made, packing,
+                        simulation.byte_scale};
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "base/statistics.h"
 #include "measure/memory.h"
 #include "measure/predicted.h"
 #include "measure/run_report.h"
@@ -24,7 +25,9 @@ StepRecord record_of(const RankSteps& rank, std::size_t step, const TrainOptions
   record.tokens = static_cast<std::int64_t>(tokens);
   record.seconds = rank.seconds[step];
   record.waited_seconds = rank.waited_seconds[step];
+  record.exchange_seconds = rank.exchange_seconds[step];
   record.payload_bytes = static_cast<std::uint64_t>(rank.payload_bytes[step]);
+  record.table_formula_bytes = static_cast<std::uint64_t>(rank.table_formula_bytes[step]);
   return record;
 }
 
@@ -81,8 +84,12 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
     report.step(record);
   }
   summary.steps = static_cast<std::int64_t>(steps);
-  summarize(job_of(ranks), tokens * static_cast<double>(steps), summary);
-  summary.formula_bytes_per_step = static_cast<double>(done.ranks.front().formula_bytes);
+  const JobSteps job = job_of(ranks);
+  summarize(job, tokens * static_cast<double>(steps), summary);
+  const EmulatedSteps& first = done.ranks.front();
+  summary.formula_bytes_per_step = static_cast<double>(first.formula_bytes) -
+                                   first.table_formula_bytes.back() + median(job.table_formula_bytes);
+  summary.notes = first.notes;
   summary.wire_bytes = done.wire_bytes;
   if (command.computation.simulated())
     summary.not_predicted = "the run is simulated itself";

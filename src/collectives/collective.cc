@@ -255,12 +255,14 @@ Task<void> all_to_all_v(Comm comm, Parts send, Parts recv, AllToAllOptions optio
   if (send.data.dtype != recv.data.dtype) refuse(kFamily, "send and recv differ in type");
   const Buffer send_memory = offsets_memory(comm);
   const Buffer recv_memory = offsets_memory(comm);
-  const Blocks send_blocks = uneven_blocks(kFamily, send.counts, send.data, send_memory);
+  const bool same = send.counts.empty();
+  const Blocks send_blocks =
+      same ? Blocks(1, send.data.count) : uneven_blocks(kFamily, send.counts, send.data, send_memory);
   const Blocks recv_blocks = uneven_blocks(kFamily, recv.counts, recv.data, recv_memory);
   const auto me = static_cast<std::size_t>(comm.rank());
-  if (send.counts[me] != recv.counts[me])
+  if ((same ? send.data.count : send.counts[me]) != recv.counts[me])
     refuse(kFamily, "this rank sends itself another count than it receives");
-  const AllToAllParts exchange{send.data, send_blocks, recv.data, recv_blocks, 1, true};
+  const AllToAllParts exchange{send.data, send_blocks, recv.data, recv_blocks, 1, true, same};
   co_await run_all_to_all(comm, exchange, options);
 }
 

@@ -54,6 +54,11 @@ struct AllToAllParts {
   Blocks recv_blocks;
   int node_size = 1;
   bool uneven = false;
+  bool same = false;  // every rank is sent all of `send`; only where uneven
+
+  Dense part_for(int rank) const {
+    return same ? send : send.sub(send_blocks.begin(rank), send_blocks.count(rank));
+  }
 };
 
 // The coroutines. Micro-ops and node_size, in the shape that the row was chosen for or alone, are resolved

@@ -89,16 +89,22 @@ class Counter {
   void dealt(const TableLayout& layout) {
     const std::vector<std::span<const std::int32_t>> lists(updated_.begin(), updated_.end());
     const std::vector<std::int32_t> all = union_of(lists);
-    const auto bytes = [&](const std::vector<std::int32_t>& list, int owner) {
-      return length(layout.of_owner(list, owner)) * row_bytes_;
+    const auto by_owner = [&](const std::vector<std::int32_t>& list) {
+      std::vector<std::int64_t> bytes(batch_.lists.size());
+      for (const std::int32_t row : list) bytes[at(layout.owner(row))] += row_bytes_;
+      return bytes;
     };
-    for (int owner = 0; owner < size_; ++owner) {
-      for (int k = 0; k < size_; ++k) {
-        move(k, owner, TablePhase::gradients, bytes(updated_[at(k)], owner));
-        if (!layout.replicated()) move(owner, k, TablePhase::rows, bytes(batch_.lists[at(k)], owner));
+    for (int k = 0; k < size_; ++k) {
+      const std::vector<std::int64_t> pushed = by_owner(updated_[at(k)]),
+                                      pulled = by_owner(batch_.lists[at(k)]);
+      for (int owner = 0; owner < size_; ++owner) {
+        move(k, owner, TablePhase::gradients, pushed[at(owner)]);
+        if (!layout.replicated()) move(owner, k, TablePhase::rows, pulled[at(owner)]);
       }
-      if (layout.replicated()) to_all(owner, TablePhase::values, bytes(all, owner));
     }
+    if (!layout.replicated()) return;
+    const std::vector<std::int64_t> updated = by_owner(all);
+    for (int owner = 0; owner < size_; ++owner) to_all(owner, TablePhase::values, updated[at(owner)]);
   }
 
   void cut_by_columns(const TableLayout& layout) {

@@ -30,6 +30,7 @@ HybridOptions completed(HybridOptions options, int size) {
   if (options.owners == 0) options.owners = size;
   if (options.owners < 1 || options.owners > size)
     refuse(std::to_string(options.owners) + " of " + std::to_string(size) + " ranks are to hold rows");
+  if (options.memory_rows < 0) refuse("a rank has memory for some rows, or for all");
   if (options.gather != TableGather::rows && options.cut != TableCut::none)
     refuse("rows are gathered by everybody only where every rank holds all of them");
   if (options.gather == TableGather::tokens)
@@ -44,11 +45,12 @@ std::vector<OptimizerParameter> parameters_of(const std::vector<TableInfo>& tabl
                                               const HybridOptions& options) {
   std::vector<OptimizerParameter> out;
   for (const TableInfo& t : tables) {
-    const TableLayout layout(options.cut, t.rows, t.columns, comm.size(), options.owners);
+    const TableLayout layout = layout_of(t, options, comm.size());
     const BlockRange mine = layout.columns(comm.rank());
     OptimizerParameter parameter{
-        .name = t.name, .count = layout.num_rows(comm.rank()) * mine.count, .dtype = options.dtype};
-    if (!layout.dealt()) parameter.shard = Shard::range({t.rows, t.columns}, 1, mine.first, mine.count);
+        .name = t.name, .count = layout.memory_rows(comm.rank()) * mine.count, .dtype = options.dtype};
+    if (!layout.dealt() && options.memory_rows == 0)
+      parameter.shard = Shard::range({t.rows, t.columns}, 1, mine.first, mine.count);
     out.push_back(std::move(parameter));
   }
   return out;
@@ -231,6 +233,7 @@ std::string HybridEmbedding::why_of(const HybridTable& table) const {
   if (!options_.lookahead) why += "; batches are not known ahead, so no row is delayed";
   if (table.info().use != 0 && options_.horizontal)
     why += "; it is read later, so it goes among the gradients";
+  if (const std::string note = table.note(); !note.empty()) why += "; " + note;
   return why;
 }
 
@@ -330,6 +333,12 @@ std::uint64_t HybridEmbedding::sent_bytes() const {
   for (const auto& table : tables_) {
     for (int e = 0; e < kTableExchanges; ++e) sum += table->sent_bytes(static_cast<TableExchange>(e));
   }
+  return sum;
+}
+
+std::uint64_t HybridEmbedding::step_bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& table : tables_) sum += table->step_bytes();
   return sum;
 }
 

@@ -79,8 +79,10 @@ class HybridEmbedding final : public Strategy {
 
   // Payload that this rank has sent in exchanges that have ended, of all tables. Any thread.
   std::uint64_t sent_bytes() const;
-  // Payload that this rank sends in the step that is walked, by formula (formula.h); of all tables. `link`:
-  // by which all-reduces are chosen. REQUIRES: its rows were awaited.
+  // Payload of this rank in the step that was committed or rolled back last, of all tables: what it sent, and
+  // by formula (formula.h). `link`: by which all-reduces are chosen. REQUIRES: the step's exchanges are done,
+  // and no second step was begun behind it.
+  std::uint64_t step_bytes() const;
   std::int64_t formula_bytes(const LinkCost& link) const;
 
   // For gradients that come from now on.

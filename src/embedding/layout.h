@@ -8,6 +8,7 @@
 //             tells everybody the new values
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -29,6 +30,14 @@ class TableLayout {
   TableLayout(TableCut cut, std::int64_t rows, std::int64_t columns, int size, int owners)
       : cut_(cut), rows_(rows), columns_(columns), size_(size), owners_(owners) {}
 
+  // Whoever holds rows has memory for so many of them, which the others share: for walks of which nobody
+  // looks at a value.
+  void share_memory(std::int64_t rows) { memory_rows_ = static_cast<std::int32_t>(rows); }
+  // Rows that a rank has memory for.
+  std::int64_t memory_rows(int rank) const {
+    return memory_rows_ > 0 ? std::min<std::int64_t>(memory_rows_, num_rows(rank)) : num_rows(rank);
+  }
+
   TableCut cut() const { return cut_; }
   BlockRange columns(int rank) const {
     return cut_ == TableCut::columns ? block_of(columns_, size_, rank) : BlockRange{0, columns_};
@@ -49,7 +58,8 @@ class TableLayout {
   }
   // Where a row lies in the memory of whoever holds it.
   std::int32_t place(std::int32_t row) const {
-    return cut_ == TableCut::rows ? row / static_cast<std::int32_t>(owners_) : row;
+    const std::int32_t held = cut_ == TableCut::rows ? row / static_cast<std::int32_t>(owners_) : row;
+    return memory_rows_ > 0 ? held % memory_rows_ : held;
   }
   // Rows of a list that `from` sends to `to`, which looks them up; and those of a gradient that go to
   // `owner`.
@@ -86,6 +96,7 @@ class TableLayout {
   TableCut cut_;
   std::int64_t rows_, columns_;
   int size_, owners_;
+  std::int32_t memory_rows_ = 0;  // 0: all
 };
 
 }  // namespace weft

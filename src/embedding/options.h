@@ -36,6 +36,8 @@ struct HybridOptions {
   TableCut cut = TableCut::columns;
   int owners = 0;  // of rows that are dealt: how many ranks have some; 0: all
   TableGather gather = TableGather::rows;
+  std::int64_t memory_rows = 0;  // that a rank has memory for, all rows sharing it: only for walks of which
+                                 // nobody looks at a value. 0: each has its own
   // The step may be left out or its gradients scaled (StepOptions): rows are updated behind the verdict.
   bool updates_wait = false;
   // affects speed only; equal on all ranks
@@ -46,5 +48,11 @@ struct HybridOptions {
   double split_below = 0.8;  // share of prior rows above which they are not told apart any more
   std::uint32_t first_slot = 0;  // takes 1, and kTableExchanges for each table
 };
+
+inline TableLayout layout_of(const TableInfo& table, const HybridOptions& options, int size) {
+  TableLayout out(options.cut, table.rows, table.columns, size, options.owners);
+  out.share_memory(options.memory_rows);
+  return out;
+}
 
 }  // namespace weft

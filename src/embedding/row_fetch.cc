@@ -61,11 +61,13 @@ double RowFetch<T>::copy(const Comm& comm, std::span<const std::int32_t> rows, c
   const auto width = static_cast<std::size_t>(from.columns);
   const Columns all{width, 0, width};
   into.rows->resize(into.list.size() * width);
+  std::vector<std::int32_t> places(rows.begin(), rows.end());
+  for (std::int32_t& row : places) row = from.layout->place(row);
   if (rows.size() == into.list.size()) {
-    gather_rows(from.values, all, rows, std::span<T>(*into.rows));
+    gather_rows(from.values, all, places, std::span<T>(*into.rows));
   } else {
     flow_.recv.resize(rows.size() * width);
-    gather_rows(from.values, all, rows, std::span<T>(flow_.recv));
+    gather_rows(from.values, all, places, std::span<T>(flow_.recv));
     place_rows(std::span<const T>(flow_.recv), all, places_of(rows, into.list), std::span<T>(*into.rows));
   }
   return comm.kernels().copy_byte * static_cast<double>(rows.size() * width * sizeof(T));
@@ -90,7 +92,10 @@ void RowPull<T>::plan(const Comm& comm, const TableLayout& layout, const RowList
   RowLists pushed = lists;
   pushed.unite();
   rows_.resize(at(comm.size()));
-  for (int r = 0; r < comm.size(); ++r) rows_[at(r)] = layout.of_owner(pushed.all, r);
+  for (int r = 0; r < comm.size(); ++r) {
+    rows_[at(r)] = layout.of_owner(pushed.all, r);
+    for (std::int32_t& row : rows_[at(r)]) row = layout.place(row);
+  }
 }
 
 template <class T>
@@ -99,17 +104,13 @@ Task<void> RowPull<T>::run(Comm comm, std::span<T> table, std::int64_t columns) 
   const Columns all{width, 0, width};
   auto pack = [&] {
     flow_.resize(comm.size());
-    for (int r = 0; r < comm.size(); ++r) {
-      if (r == comm.rank()) continue;  // it has them
-      flow_.send_counts[at(r)] = static_cast<std::int64_t>(rows_[at(comm.rank())].size()) * columns;
+    flow_.same = true;
+    for (int r = 0; r < comm.size(); ++r)
       flow_.recv_counts[at(r)] = static_cast<std::int64_t>(rows_[at(r)].size()) * columns;
-    }
+    const std::vector<std::int32_t>& own = rows_[at(comm.rank())];
+    flow_.send.resize(own.size() * width);
     flow_.make_room();
-    std::span<T> to(flow_.send);
-    for (; !to.empty(); to = to.subspan(rows_[at(comm.rank())].size() * width)) {
-      gather_rows(std::span<const T>(table), all, rows_[at(comm.rank())],
-                  to.first(rows_[at(comm.rank())].size() * width));
-    }
+    gather_rows(std::span<const T>(table), all, own, std::span<T>(flow_.send));
     return copy_seconds(comm, flow_.send);
   };
   co_await comm.compute(pack);

@@ -50,7 +50,7 @@ class RowPull {
   Task<void> run(Comm comm, std::span<T> table, std::int64_t columns);
 
  private:
-  std::vector<std::vector<std::int32_t>> rows_;  // of each owner
+  std::vector<std::vector<std::int32_t>> rows_;  // of each owner: their places in the table
   Flow<T> flow_;
 };
 

@@ -29,8 +29,10 @@ template <class T>
 struct Flow {
   std::vector<T> send, recv;
   std::vector<std::int64_t> send_counts, recv_counts;
+  bool same = false;  // every rank gets all of `send`, which is there once: without send_counts
 
   void resize(int size) {
+    same = false;
     send_counts.assign(static_cast<std::size_t>(size), 0);
     recv_counts.assign(static_cast<std::size_t>(size), 0);
   }
@@ -38,14 +40,16 @@ struct Flow {
     return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   }
   void make_room() {
-    send.resize(static_cast<std::size_t>(sum(send_counts)));
+    if (!same) send.resize(static_cast<std::size_t>(sum(send_counts)));
     recv.resize(static_cast<std::size_t>(sum(recv_counts)));
   }
 };
 
 template <class T>
 Task<void> exchange(Comm comm, Flow<T>* flow) {
-  const Parts send{Dense(std::span<T>(flow->send)), flow->send_counts};
+  const std::span<const std::int64_t> counts =
+      flow->same ? std::span<const std::int64_t>() : std::span<const std::int64_t>(flow->send_counts);
+  const Parts send{Dense(std::span<T>(flow->send)), counts};
   const Parts recv{Dense(std::span<T>(flow->recv)), flow->recv_counts};
   co_await all_to_all_v(comm, send, recv);
 }

@@ -71,15 +71,18 @@ double RowSum<T>::pack_rows(const Comm& comm, const RowSumRules& rules, const Gr
   const std::int64_t width = layout.columns(comm.rank()).count;
   places_.resize(lists.of_rank.size());
   flow_.resize(size);
+  flow_.same = layout.cut() == TableCut::none;  // all rows and columns to everybody
   std::vector<std::vector<std::int32_t>> sent(places_.size());
   for (int r = 0; r < size; ++r) {
     const std::vector<std::int32_t>& list = lists.of_rank[at(r)];
     places_[at(r)] = places_of(std::span<const std::int32_t>(list), lists.all);
+    flow_.recv_counts[at(r)] = static_cast<std::int64_t>(list.size()) * width;
+    if (flow_.same && r > 0) continue;
     const std::vector<std::int32_t> rows = layout.of_owner(mine, r);
     sent[at(r)] = places_of(std::span<const std::int32_t>(rows), gradient.list);
     flow_.send_counts[at(r)] = static_cast<std::int64_t>(rows.size()) * layout.columns(r).count;
-    flow_.recv_counts[at(r)] = static_cast<std::int64_t>(list.size()) * width;
   }
+  if (flow_.same) flow_.send.resize(static_cast<std::size_t>(flow_.send_counts.front()));
   flow_.make_room();
   std::span<T> to(flow_.send);
   for (int r = 0; r < size; ++r) {
@@ -96,8 +99,13 @@ template <class T>
 double RowSum<T>::pack_tokens(const Comm& comm, const Gradient& gradient, std::int64_t columns) {
   const std::vector<std::int32_t>& counted = lists.of_rank[at(comm.rank())];  // without padding
   const auto width = static_cast<std::size_t>(columns);
-  std::vector<std::int64_t> ids;
-  std::vector<T> rows;
+  ids_.resize(comm.size());
+  flow_.resize(comm.size());
+  ids_.same = flow_.same = true;
+  std::vector<std::int64_t>& ids = ids_.send;
+  std::vector<T>& rows = flow_.send;
+  ids.clear();
+  rows.clear();
   std::vector<bool> sent(gradient.list.size(), false);
   for (const std::int32_t place : gradient.tokens) {
     const auto p = static_cast<std::size_t>(place);
@@ -113,16 +121,6 @@ double RowSum<T>::pack_tokens(const Comm& comm, const Gradient& gradient, std::i
   }
   num_tokens_.assign(at(comm.size()), 0);
   num_tokens_[at(comm.rank())] = static_cast<std::int64_t>(ids.size());
-  ids_.resize(comm.size());
-  flow_.resize(comm.size());
-  ids_.send.clear();
-  flow_.send.clear();
-  for (int r = 0; r < comm.size(); ++r) {
-    ids_.send.insert(ids_.send.end(), ids.begin(), ids.end());
-    flow_.send.insert(flow_.send.end(), rows.begin(), rows.end());
-    ids_.send_counts[at(r)] = static_cast<std::int64_t>(ids.size());
-    flow_.send_counts[at(r)] = static_cast<std::int64_t>(rows.size());
-  }
   return copy_seconds(comm, ids_.send) + copy_seconds(comm, flow_.send);
 }
 
@@ -146,7 +144,7 @@ Task<void> RowSum<T>::gather_tokens(Comm comm, RowSum* sum, const RowSumRules* r
   const Comm second = behind(comm, 1), third = behind(comm, 2);
   co_await exchange(second, &sum->ids_);
   auto take = [sum, rules, &comm] {
-    sum->take_ids(comm, rules->rows);
+    sum->take_ids(comm, *rules);
     return comm.kernels().unite_index * static_cast<double>(sum->ids_.recv.size());
   };
   co_await comm.compute(take);
@@ -154,18 +152,19 @@ Task<void> RowSum<T>::gather_tokens(Comm comm, RowSum* sum, const RowSumRules* r
 }
 
 template <class T>
-void RowSum<T>::take_ids(const Comm& comm, std::int64_t rows) {
+void RowSum<T>::take_ids(const Comm& comm, const RowSumRules& rules) {
   std::span<const std::int64_t> from(ids_.recv);
   for (int r = 0; r < comm.size(); ++r) {
     const auto ids = from.first(static_cast<std::size_t>(num_tokens_[at(r)]));
     from = from.subspan(ids.size());
-    if (std::ranges::all_of(ids, [rows](std::int64_t id) { return id >= 0 && id < rows; })) continue;
+    if (std::ranges::all_of(ids, [&](std::int64_t id) { return id >= 0 && id < rules.rows; })) continue;
     const int peer = comm.world_rank(r);
     throw TransportError(TransportError::Kind::mismatch, peer,
                          "rank " + std::to_string(peer) + " sent ids that are no rows");
   }
   lists.all = unique_ids(ids_.recv);
   at_ = lists.all;
+  for (std::int32_t& row : at_) row = rules.layout->place(row);
   places_.resize(at(comm.size()));
   from = ids_.recv;
   for (int r = 0; r < comm.size(); ++r) {

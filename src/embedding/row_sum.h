@@ -64,7 +64,7 @@ class RowSum {
   double pack_rows(const Comm& comm, const RowSumRules& rules, const Gradient& gradient);
   double pack_tokens(const Comm& comm, const Gradient& gradient, std::int64_t columns);
   static Task<void> gather_tokens(Comm comm, RowSum* sum, const RowSumRules* rules);
-  void take_ids(const Comm& comm, std::int64_t rows);
+  void take_ids(const Comm& comm, const RowSumRules& rules);
   double add(const Comm& comm, const RowSumRules& rules);
 
   Flow<T> flow_;

@@ -21,7 +21,7 @@ HybridTable::HybridTable(Engine& engine, const Comm& comm, const TableInfo& info
       comm_(comm),
       info_(info),
       options_(options),
-      layout_(options.cut, info.rows, info.columns, comm.size(), options.owners),
+      layout_(layout_of(info, options, comm.size())),
       first_slot_(first_slot),
       optimizer_(optimizer),
       parameter_(parameter),
@@ -79,7 +79,7 @@ class Table final : public HybridTable {
                .columns = info.columns,
                .divisor = options.divisor},
         width_(static_cast<std::size_t>(columns(comm.rank()).count)),
-        values_(static_cast<std::size_t>(layout_.num_rows(comm.rank())) * width_) {
+        values_(static_cast<std::size_t>(layout_.memory_rows(comm.rank())) * width_) {
     for (Step& step : steps_) step.ids.of_rank.resize(static_cast<std::size_t>(comm.size()));
   }
 
@@ -123,14 +123,17 @@ class Table final : public HybridTable {
     Step& s = steps_[static_cast<std::size_t>(ended_ % 3)];
     s.applies = committed;
     s.scale = scale;
+    closed_ = ended_;
     if (committed) optimizer_.count_step(parameter_);
   }
 
   Dense rows() override { return Dense(std::span<T>(step(0).rows)); }
   std::span<const std::int32_t> ids() const override { return own(steps_[index(0)]); }
   std::span<const std::int32_t> places() const override { return steps_[index(0)].places; }
+  std::uint64_t step_bytes() const override { return closed_ < 0 ? 0 : closed().sent; }
   std::int64_t formula_bytes(const LinkCost& link) const override {
-    const Step& s = steps_[index(0)];
+    if (closed_ < 0) return 0;
+    const Step& s = closed();
     TableBatch batch{.rows = info_.rows,
                      .columns = info_.columns,
                      .value_bytes = sizeof(T),
@@ -181,6 +184,7 @@ class Table final : public HybridTable {
     Optimizer::At at;
     bool applies = false;  // updates that wait: the step was committed, and so far nothing was done with it
     double scale = 1;
+    std::uint64_t sent = 0;  // payload of its exchanges; the engine's thread adds
     Ticket split;
     std::array<Ticket, kTableExchanges> tickets;
     Ticket& ticket(TableExchange e) { return tickets[static_cast<std::size_t>(e)]; }
@@ -191,6 +195,7 @@ class Table final : public HybridTable {
   };
 
   std::size_t index(int offset) const { return static_cast<std::size_t>(((walked_ - offset) % 3 + 3) % 3); }
+  const Step& closed() const { return steps_[static_cast<std::size_t>(closed_ % 3)]; }
   const Step& ended() const { return steps_[static_cast<std::size_t>(ended_ % 3)]; }
   Step& step(int offset) { return steps_[index(offset)]; }
   std::vector<std::int32_t>& own(Step& s) { return s.ids.of_rank[static_cast<std::size_t>(comm_.rank())]; }
@@ -211,7 +216,7 @@ class Table final : public HybridTable {
                        "': the batch of the next step was not announced (batch_known)");
     announced_ = false;
     const std::int64_t number = &s == &step(0) ? walked_ : walked_ + 1;
-    s.number = number;
+    if (std::exchange(s.number, number) != number) s.sent = 0;
     s.tickets = {};
     s.split = {};
     s.applies = false;
@@ -221,7 +226,7 @@ class Table final : public HybridTable {
     SubmitOptions how = submit_options(TableExchange::ids);
     how.local = options_.gather == TableGather::tokens;  // ids travel with the rows
     s.ticket(TableExchange::ids) = engine_.submit(comm_, how, [this, &s](Comm comm) {
-      return counted(comm, this, TableExchange::ids, learn(comm, this, &s));
+      return counted(comm, this, TableExchange::ids, &s, learn(comm, this, &s));
     });
   }
   static Task<void> learn(Comm comm, Table* table, Step* s) {
@@ -235,7 +240,7 @@ class Table final : public HybridTable {
   void start_early(Step& s, Step& now, Step& last) {
     Step* const before = is_of(last, s.number - 2) ? &last : nullptr;
     s.ticket(TableExchange::early) = submit(TableExchange::early, [this, &s, &now, before](Comm comm) {
-      return counted(comm, this, TableExchange::early, early(comm, this, &s, &now, before));
+      return counted(comm, this, TableExchange::early, &s, early(comm, this, &s, &now, before));
     });
   }
   static Task<void> early(Comm comm, Table* table, Step* s, Step* now, Step* before) {
@@ -264,7 +269,7 @@ class Table final : public HybridTable {
       throw UsageError("table '" + info_.name + "': rows of a batch that was not announced, or twice");
     Step* const before = is_of(last, s.number - 1) ? &last : nullptr;
     s.ticket(TableExchange::rows) = submit(TableExchange::rows, [this, &s, before](Comm comm) {
-      return counted(comm, this, TableExchange::rows, looked_up(comm, this, &s, before));
+      return counted(comm, this, TableExchange::rows, &s, looked_up(comm, this, &s, before));
     });
   }
   static Task<void> looked_up(Comm comm, Table* table, Step* s, Step* before) {
@@ -339,11 +344,11 @@ class Table final : public HybridTable {
         engine_.submit(comm_, local, [this, &s, ahead](Comm comm) { return divide(comm, this, &s, ahead); });
     Step* const before = is_of(last, s.number - 1) ? &last : nullptr;
     s.ticket(TableExchange::prior) = submit(TableExchange::prior, [this, &s, before](Comm comm) {
-      return counted(comm, this, TableExchange::prior, prior(comm, this, &s, before));
+      return counted(comm, this, TableExchange::prior, &s, prior(comm, this, &s, before));
     });
     if (split) {
       s.ticket(TableExchange::delayed) = submit(TableExchange::delayed, [this, &s](Comm comm) {
-        return counted(comm, this, TableExchange::delayed, delayed(comm, this, &s));
+        return counted(comm, this, TableExchange::delayed, &s, delayed(comm, this, &s));
       });
     }
     if (known && options_.horizontal && !options_.updates_wait) start_rows(next, s);
@@ -423,7 +428,7 @@ class Table final : public HybridTable {
     SubmitOptions how = submit_options(TableExchange::update);
     how.local = options_.cut != TableCut::pushed;
     s.ticket(TableExchange::update) = engine_.submit(comm_, how, [this, &s](Comm comm) {
-      return counted(comm, this, TableExchange::update, update(comm, this, &s));
+      return counted(comm, this, TableExchange::update, &s, update(comm, this, &s));
     });
   }
   static Task<void> update(Comm comm, Table* table, Step* s) {
@@ -446,10 +451,10 @@ class Table final : public HybridTable {
     prior_share_ = prior / all;
     useless_ = prior_share_ > options_.split_below ? useless_ + 1 : 0;
     if (useless_ < kUselessSteps) return;
+    note_ = std::to_string(std::lround(100 * prior_share_)) +
+            " % of its rows are read again by the next batch: none are delayed any more";
     splits_ = false;
-    engine_.log_line("table '" + info_.name + "': of its rows " +
-                     std::to_string(std::lround(100 * prior_share_)) +
-                     " % are read again by the next batch: from now on none are delayed");
+    if (comm_.rank() == 0) engine_.log_line("table '" + info_.name + "': " + note_);
   }
 
   std::string text_of(const Step& s, const Part& part) const {
@@ -457,10 +462,11 @@ class Table final : public HybridTable {
            std::to_string(part.sum.bad()) + " of table '" + info_.name + "' is not finite";
   }
 
-  // What the operation sends is added to the exchange's bytes.
-  static Task<void> counted(Comm comm, Table* table, TableExchange e, Task<void> inner) {
+  // What the operation sends is added to the bytes of the exchange, and of the step that it belongs to.
+  static Task<void> counted(Comm comm, Table* table, TableExchange e, Step* s, Task<void> inner) {
     co_await std::move(inner);
     table->sent_[static_cast<std::size_t>(e)].fetch_add(comm.bytes_sent(), std::memory_order_relaxed);
+    s->sent += comm.bytes_sent();
   }
 
   RowSumRules rules_;

@@ -68,9 +68,12 @@ class HybridTable {
   // Their ids, sorted; and of each announced id, which of them it is.
   virtual std::span<const std::int32_t> ids() const = 0;
   virtual std::span<const std::int32_t> places() const = 0;
-  // Payload that this rank sends in their step, by formula (formula.h). REQUIRES: as rows().
-  virtual std::int64_t formula_bytes(const LinkCost& link) const = 0;
   virtual std::int64_t num_rows() const = 0;
+
+  // Payload of this rank in the step that was closed last: what its exchanges have sent, and by formula
+  // (formula.h). REQUIRES: they are done, and no second step was begun behind it.
+  virtual std::uint64_t step_bytes() const = 0;
+  virtual std::int64_t formula_bytes(const LinkCost& link) const = 0;
 
   virtual Dense values() = 0;  // what this rank holds, row-major
   // Where that is in the table. Throws UsageError where it is no part in one piece: of rows that are dealt.
@@ -85,6 +88,8 @@ class HybridTable {
   // Of the last step that was split: prior rows among all. Any thread.
   double prior_share() const { return prior_share_; }
   bool splits() const { return splits_; }  // false: their share was too large for some steps in a row
+  // What a user should know of how it goes: that it does not split any more. Empty: nothing. Any thread.
+  std::string note() const { return splits_ ? "" : note_; }
 
  protected:
   HybridTable(Engine& engine, const Comm& comm, const TableInfo& info, const HybridOptions& options,
@@ -107,9 +112,11 @@ class HybridTable {
   bool reads_ = true;                  // and whether its rows are to come
   bool has_gradient_ = false;          // of the step that is walked
   std::int64_t ended_ = -1;            // step whose backward was the last to end
+  std::int64_t closed_ = -1;           // step that was the last to be committed or rolled back
   std::array<std::uint32_t, kTableExchanges> attempts_{};
   std::array<std::atomic<std::uint64_t>, kTableExchanges> sent_{};  // the engine's thread adds
   std::atomic<double> prior_share_ = 0;                             // the pool's threads write
+  std::string note_;                                                // written before splits_ is
   std::atomic<bool> splits_ = true;
 };
 

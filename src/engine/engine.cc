@@ -262,6 +262,7 @@ void Engine::Core::accept(std::shared_ptr<Submission> submission) {
   s.started = s.operation.started = executor_.now();
   s.position = running_.size();
   running_.push_back(std::move(submission));
+  if (!s.operation.local) endpoint_->communication().begin(s.started);
   if (s.holds) scheduler_->look_at_hold();
   if (failure_ || closed_) {
     finish(s, failure_ ? failure_
@@ -294,6 +295,7 @@ void Engine::Core::finish(Submission& s, std::exception_ptr error) {
   if (!s.operation.local) identities_->leave(s);  // whoever sees the ticket done may use it again
   if (s.holds) scheduler_->announcements().end();
   s.finished = executor_.now();
+  if (!s.operation.local) endpoint_->communication().end(s.finished);
   if (options_.trace != nullptr) {
     options_.trace->add({.kind = TraceEvent::Kind::operation,
                          .name = std::string(s.operation.name),
@@ -378,11 +380,11 @@ void Engine::Core::doubt(Submission& s) {
   executor_.arm(s.doubts, later(now, std::max(s.timeout / kListens, Time{1ms})));
 }
 
-// A slow operation that moves is worth a line to those who ask; one that stands still, to everybody.
 void Engine::Core::log_line(const std::string& line) const {
-  if (options_.log != nullptr) options_.log->info(line);
+  if (options_.log != nullptr) options_.log->warning(line);
 }
 
+// A slow operation that moves is worth a line to those who ask; one that stands still, to everybody.
 void Engine::Core::tell_log(const Submission& s, Time now) const {
   if (options_.log == nullptr) return;
   const bool moves = now - last_progress(s) < s.timeout / kTells;

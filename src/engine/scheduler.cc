@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace weft {
 
@@ -43,6 +44,14 @@ std::size_t Scheduler::window(Time now) const {
   return (now - last_urgent_ < kQuiet ? kNarrow : kWide) * endpoint_->micro_op_bytes();
 }
 
+// Of a message, as the window counts them: a byte of an operation that is whole stands for fewer than one of
+// the others does.
+std::size_t Scheduler::weight(const SendRecord& send) const {
+  if (!send.operation.is_whole || endpoint_->byte_scale() == 1) return send.payload.size();
+  return static_cast<std::size_t>(
+      std::ceil(static_cast<double>(send.payload.size()) / endpoint_->byte_scale()));
+}
+
 void Scheduler::post(SendRecord& send) noexcept {
   send.observer = this;
   send.schedule.queued = clock().now();
@@ -54,7 +63,7 @@ void Scheduler::post(SendRecord& send) noexcept {
       const LinkCost& cost = endpoint_->cost();
       ++urgent_sends_;
       urgent_predicted_ +=
-          from_seconds(cost.hop_seconds + static_cast<double>(send.payload.size()) * cost.seconds_per_byte);
+          from_seconds(cost.hop_seconds + static_cast<double>(weight(send)) * cost.seconds_per_byte);
     }
     if (send.id.hop != kAskingHop) last_start_ = send.schedule.queued;
     inner_.post(send);
@@ -68,7 +77,7 @@ void Scheduler::post(SendRecord& send) noexcept {
   look_at_hold();
   if (held_)
     next_aging_ = std::min(next_aging_, later(send.schedule.queued, hold_limit_));
-  else if (moving_bytes_ == 0 || moving_bytes_ + send.payload.size() <= window(send.schedule.queued))
+  else if (moving_bytes_ == 0 || moving_bytes_ + weight(send) <= window(send.schedule.queued))
     pump();
 }
 
@@ -79,7 +88,7 @@ void Scheduler::start(SendRecord& send, Time now, Unheld unheld) {
   send.schedule.begun = now;
   send.schedule.unheld = unheld;
   moving_.push(send);
-  moving_bytes_ += send.payload.size();
+  moving_bytes_ += weight(send);
   last_start_ = now;
   inner_.post(send);
 }
@@ -87,7 +96,7 @@ void Scheduler::start(SendRecord& send, Time now, Unheld unheld) {
 void Scheduler::sent(SendRecord& send) noexcept {
   if (send.schedule.stage == SendRecord::Stage::moving) {
     moving_.erase(send);
-    moving_bytes_ -= send.payload.size();
+    moving_bytes_ -= weight(send);
   }
   if (send.schedule.stage != SendRecord::Stage::fresh && holds_others(send)) --urgent_sends_;
   send.schedule.stage = SendRecord::Stage::fresh;
@@ -124,7 +133,7 @@ void Scheduler::cancel(TransferRecord& record) noexcept {
 // On a slow link a long message takes its time without being stalled: four times what the whole window needs.
 Time Scheduler::stalled_at(const SendRecord& send) const {
   if (options_.stall_limit == kNever) return kNever;
-  const double busy = 4 * static_cast<double>(std::max(window(send.schedule.begun), send.payload.size())) *
+  const double busy = 4 * static_cast<double>(std::max(window(send.schedule.begun), weight(send))) *
                       endpoint_->cost().seconds_per_byte;
   return send.schedule.begun + options_.stall_limit + from_seconds(busy);
 }
@@ -133,7 +142,7 @@ void Scheduler::give_back_stalled(Time now) {
   while (moving_.first != nullptr && now >= stalled_at(*moving_.first)) {
     SendRecord& send = *moving_.first;
     moving_.erase(send);
-    moving_bytes_ -= send.payload.size();
+    moving_bytes_ -= weight(send);
     send.schedule.stage = SendRecord::Stage::stalled;
   }
 }
@@ -166,7 +175,7 @@ bool Scheduler::start_free(Time now) {
   for (auto& [key, list] : queues_) {
     while (list.first != nullptr) {
       SendRecord& send = *list.first;
-      if (moving_bytes_ > 0 && moving_bytes_ + send.payload.size() > window(now)) return any;
+      if (moving_bytes_ > 0 && moving_bytes_ + weight(send) > window(now)) return any;
       start(send, now, Unheld::no);
       any = true;
     }

@@ -81,6 +81,7 @@ class Scheduler final : public Decorator, public SendObserver {
     void erase(SendRecord& send);
   };
   std::size_t window(Time now) const;
+  std::size_t weight(const SendRecord& send) const;
   Time stalled_at(const SendRecord& send) const;
   bool start_held(Time now);
   bool start_free(Time now);

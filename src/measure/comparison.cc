@@ -34,7 +34,8 @@ Recorded recorded_of(const EmulatedRun& run, const Outline& outline, std::span<c
   Recorded out;
   out.steps = job_of(rank_steps(run), pauses);
   out.tokens = static_cast<double>(outline.tokens_per_rank) * static_cast<double>(run.ranks.size());
-  out.formula_bytes = static_cast<double>(run.ranks.front().formula_bytes);
+  const EmulatedSteps& first = run.ranks.front();
+  out.formula_bytes = static_cast<double>(first.formula_bytes) - first.table_formula_bytes.back();
   out.parameters = outline.parameters;
   const std::vector<PackingChange>& packings = run.ranks.front().packings;
   if (!packings.empty()) out.packing = packings.back().packing;
@@ -76,19 +77,39 @@ std::vector<std::string> Comparison::wanted() const {
   return names;
 }
 
+const Variant& Comparison::variant_of(const std::string& name) const {
+  const auto is_it = [&](const Variant& variant) {
+    return variant.name == name || std::ranges::any_of(options_.bucket_mibs, [&](double mib) {
+             return with_buckets(variant.name, mib) == name;
+           });
+  };
+  return *std::ranges::find_if(options_.variants, is_it);
+}
+
 TrainOptions Comparison::options_of(const std::string& name, const NamedLink& link) const {
-  TrainOptions out;
-  for (const Variant& variant : options_.variants) {
-    if (variant.name == name) out = variant.options;
-    for (const double mib : options_.bucket_mibs) {
-      if (with_buckets(variant.name, mib) != name) continue;
-      out = variant.options;
+  const Variant& variant = variant_of(name);
+  TrainOptions out = variant.options;
+  for (const double mib : options_.bucket_mibs) {
+    if (with_buckets(variant.name, mib) == name)
       find_scheme_knob("bucket-mib").set(out.scheme, std::to_string(mib));
-    }
   }
   out.steps = turns_.steps();
   if (link.planned) out.planned_link = *link.planned;
+  const auto chosen = choices_.find({variant.name, link.name});
+  if (chosen != choices_.end()) out.tables = chosen->second.tables;
   return out;
+}
+
+// Without a link (T_inf): as for the first of them, so that the two differ by the link alone.
+void Comparison::choose_tables_at(const NamedLink& link) {
+  const NamedLink& by = link.link ? link : options_.links.front();
+  for (const Variant& variant : options_.variants) {
+    if (!variant.chooses_tables) continue;
+    const LinkCost cost = by.planned.value_or(variant.options.planned_link);
+    choices_[{variant.name, link.name}] =
+        choose_tables(outline_, variant.options.tables, optimizer_options(variant.options), options_.ranks,
+                      variant.options.seed, cost);
+  }
 }
 
 void Comparison::measure() {
@@ -101,8 +122,11 @@ void Comparison::measure() {
                            options_.ranks, models_.measure_outline);
     model_ = outline_.model;
     parameters_ = outline_.parameters;
+  } else if (std::ranges::any_of(options_.variants, &Variant::chooses_tables)) {
+    outline_ = models_.measure_outline(options_.variants.front().options, options_.ranks);
   }
   for (const NamedLink& link : links) {
+    choose_tables_at(link);
     std::vector<std::string> missing;
     for (const std::string& variant : wanted()) {
       if (!folder_->has(variant, link.name)) missing.push_back(variant);
@@ -121,6 +145,8 @@ void Comparison::save(const std::string& variant, const NamedLink& link, const R
   point.tables = options.tables.way;
   if (has_experts(options.model)) point.policy = options.sizes.experts.policy;
   if (has_experts(options.model) && point.packing == 0) point.packing = 1;
+  const auto chosen = choices_.find({variant_of(variant).name, link.name});
+  if (chosen != choices_.end()) point.tables_why = chosen->second.why();
   if (find_scheme(scheme.name).selects) point.density = scheme.density;
   point.link = link.name;
   point.compute = options_.computation.compute;

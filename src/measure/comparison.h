@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "measure/comparison_folder.h"
@@ -19,6 +20,7 @@
 #include "measure/text.h"
 #include "measure/turns.h"
 #include "weft/world.h"
+#include "workload/table_choice.h"
 #include "workload/train_options.h"
 
 namespace weft {
@@ -27,6 +29,8 @@ namespace weft {
 struct Variant {
   std::string name;      // as it was asked for: "spardl+teams=2"
   TrainOptions options;  // all of them
+  // The ways of tables are chosen for each link, before it is measured (workload/table_choice.h).
+  bool chooses_tables = false;
 };
 
 struct NamedLink {
@@ -78,7 +82,10 @@ class Comparison {
 
  private:
   std::vector<std::string> wanted() const;
+  // The variant that a name of wanted() is of.
+  const Variant& variant_of(const std::string& name) const;
   TrainOptions options_of(const std::string& variant, const NamedLink& link) const;
+  void choose_tables_at(const NamedLink& link);
   void save(const std::string& variant, const NamedLink& link, const Recorded& recorded, bool side_by_side);
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);
@@ -97,6 +104,8 @@ class Comparison {
   Outline outline_;
   std::int64_t parameters_ = 0;
   std::map<std::string, SimulatedCosts> costs_;  // of a variant, in virtual time
+  // By variant and link, where the variant chooses.
+  std::map<std::pair<std::string, std::string>, TablesChoice> choices_;
   std::unique_ptr<ComparisonFolder> folder_;
 };
 

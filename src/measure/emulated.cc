@@ -68,7 +68,7 @@ void check_named_outline(const Computation& computation, const std::string& mode
   check_memory({.worlds = 1,
                 .ranks = ranks,
                 .parameters = elements.dense / computation.byte_scale,
-                .held = elements.held / computation.byte_scale,
+                .held = computation.simulated() ? 0 : elements.held,  // a walk has no memory for their rows
                 .copies = kCopiesOfEmulation},
                available_memory());
 }
@@ -183,7 +183,9 @@ std::vector<RankSteps> rank_steps(const EmulatedRun& run) {
   for (const EmulatedSteps& rank : run.ranks) {
     out.push_back({.seconds = rank.step_seconds,
                    .waited_seconds = rank.waited_seconds,
-                   .payload_bytes = rank.payload_bytes});
+                   .exchange_seconds = rank.exchange_seconds,
+                   .payload_bytes = rank.payload_bytes,
+                   .table_formula_bytes = rank.table_formula_bytes});
   }
   return out;
 }

@@ -81,7 +81,7 @@ std::vector<Point> fastest_buckets(const std::vector<Point>& points, const std::
 Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
   Point point;
   const JobSteps& steps = recorded.steps;
-  std::vector<double> bytes;
+  std::vector<double> bytes, formula;
   double wall = 0;
   for (std::size_t i = 0; i < steps.seconds.size(); ++i) {
     wall += steps.settled_seconds[i];
@@ -89,13 +89,15 @@ Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
     if (i >= measured.size() || !measured[i]) continue;
     point.step_seconds.push_back(steps.seconds[i]);
     point.waited_seconds.push_back(steps.waited_seconds[i]);
+    point.exchange_seconds.push_back(steps.exchange_seconds[i]);
     bytes.push_back(steps.payload_bytes[i]);
+    formula.push_back(steps.table_formula_bytes[i]);
   }
   point.losses = recorded.losses;
   point.steps = static_cast<std::int64_t>(steps.seconds.size());
   point.tokens = recorded.tokens;
   point.payload_bytes = median(bytes);
-  point.formula_bytes = recorded.formula_bytes;
+  point.formula_bytes = recorded.formula_bytes + median(formula);
   point.parameters = recorded.parameters;
   point.packing = recorded.packing;
   return point;
@@ -105,6 +107,7 @@ Json to_json(const Point& p) {
   return {{"variant", p.variant},
           {"scheme", p.scheme},
           {"tables", p.tables},
+          {"tables_why", p.tables_why},
           {"policy", p.policy},
           {"packing", p.packing},
           {"density", number(p.density)},
@@ -123,6 +126,7 @@ Json to_json(const Point& p) {
           {"formula_bytes", p.formula_bytes},
           {"step_seconds", p.step_seconds},
           {"waited_seconds", p.waited_seconds},
+          {"exchange_seconds", p.exchange_seconds},
           {"losses", p.losses},
           {"wall_seconds", p.wall_seconds}};
 }
@@ -134,6 +138,7 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("variant").get_to(p.variant);
     json.at("scheme").get_to(p.scheme);
     json.at("tables").get_to(p.tables);
+    json.at("tables_why").get_to(p.tables_why);
     json.at("policy").get_to(p.policy);
     p.packing = json.value("packing", 0);
     if (!json.at("density").is_null()) p.density = json.at("density").get<double>();
@@ -152,11 +157,13 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("formula_bytes").get_to(p.formula_bytes);
     json.at("step_seconds").get_to(p.step_seconds);
     json.at("waited_seconds").get_to(p.waited_seconds);
+    json.at("exchange_seconds").get_to(p.exchange_seconds);
     json.at("losses").get_to(p.losses);
     json.at("wall_seconds").get_to(p.wall_seconds);
     const auto steps = static_cast<std::size_t>(std::max<std::int64_t>(p.steps, 0));
     const bool whole = !p.step_seconds.empty() && p.step_seconds.size() == p.waited_seconds.size() &&
-                       p.wall_seconds.size() == steps && (p.losses.empty() || p.losses.size() == steps);
+                       p.step_seconds.size() == p.exchange_seconds.size() && p.wall_seconds.size() == steps &&
+                       (p.losses.empty() || p.losses.size() == steps);
     return whole ? std::optional(p) : std::nullopt;
   } catch (const Json::exception&) {
     return std::nullopt;
@@ -176,6 +183,7 @@ std::vector<Row> rows_of(const std::vector<Point>& points, const RowSelection& s
       row.seconds = median_with_interval(point->step_seconds);
       row.tokens_per_second = point->tokens / row.seconds.value;
       row.waited = median(point->waited_seconds);
+      row.hidden_share = hidden_share(point->waited_seconds, point->exchange_seconds);
       if (const Point* const unshaped = find(points, variant, kNoLink)) {
         row.unshaped_seconds = median(unshaped->step_seconds);
         row.exposed_share = 1 - *row.unshaped_seconds / row.seconds.value;
@@ -197,6 +205,7 @@ Json to_json(const Row& row) {
   return {{"variant", p.variant},
           {"scheme", p.scheme},
           {"tables", p.tables},
+          {"tables_why", p.tables_why},
           {"policy", p.policy},
           {"packing", p.packing == 0 ? Json(nullptr) : Json(p.packing)},
           {"density", number(p.density)},
@@ -213,6 +222,7 @@ Json to_json(const Row& row) {
           {"payload_bytes_per_step", p.payload_bytes},
           {"formula_bytes_per_step", p.formula_bytes},
           {"exposed_share", number(row.exposed_share)},
+          {"hidden_share", number(row.hidden_share)},
           {"final_loss", number(row.final_loss)},
           {"loss_gap", number(row.loss_gap)},
           {"speedup_low", of(row.speedup, &Median::low)},

@@ -20,7 +20,7 @@ struct Recorded {
   JobSteps steps;              // all that were trained
   std::vector<double> losses;  // one for each; none where computation is emulated
   double tokens = 0;           // of a step, all ranks
-  double formula_bytes = 0;
+  double formula_bytes = 0;    // of the busiest rank, but for tables, whose steps have their own
   std::int64_t parameters = 0;
   int packing = 0;  // of experts, at the end; 0: there are none, or nobody said
 };
@@ -28,19 +28,20 @@ struct Recorded {
 struct Point {
   std::string variant;  // a scheme and what it is given: "spardl+teams=2"
   std::string scheme, tables, link, compute, transport;
+  std::string tables_why;            // of ways that were chosen: why
   std::string policy;                // of experts; empty: the model has none
   int packing = 0;                   // of experts, in the measured steps; 0: the model has none
   std::optional<double> density;     // of a scheme that selects
   std::optional<double> bucket_mib;  // only where the fastest of several was taken
   int ranks = 1;
-  bool occupies_cores = false;                       // emulated computation that takes processor time
-  bool oversubscribed = false;                       // real computation, more threads than cores
-  std::string session;                               // points of one session and link took turns,
-  bool side_by_side = true;                          // unless memory held one variant at a time only
-  std::vector<double> step_seconds, waited_seconds;  // of the measured steps
-  double tokens = 0;                                 // of a step, all ranks
-  double payload_bytes = 0;                          // of a step, busiest rank, median
-  double formula_bytes = 0;
+  bool occupies_cores = false;  // emulated computation that takes processor time
+  bool oversubscribed = false;  // real computation, more threads than cores
+  std::string session;          // points of one session and link took turns,
+  bool side_by_side = true;     // unless memory held one variant at a time only
+  std::vector<double> step_seconds, waited_seconds, exchange_seconds;  // of the measured steps
+  double tokens = 0;                                                   // of a step, all ranks
+  double payload_bytes = 0;                                            // of a step, busiest rank, median
+  double formula_bytes = 0;                                            // the same by formula
   std::int64_t parameters = 0;
   std::vector<double> losses, wall_seconds;  // of all trained steps; seconds since the first began
   std::int64_t steps = 0;                    // trained
@@ -59,6 +60,7 @@ struct Row {
   Median seconds;
   double tokens_per_second = 0;
   double waited = 0;                       // seconds, median
+  std::optional<double> hidden_share;      // of the time of exchanges, what nobody waited
   std::string baseline;                    // the variant that speed-ups are over
   std::optional<double> unshaped_seconds;  // T_inf: the same variant and seed without a link
   std::optional<double> exposed_share;     // 1 - T_inf / T

@@ -1,9 +1,7 @@
 #include "measure/predicted.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "embedding/ways.h"
 #include "experts/packing.h"
 #include "measure/emulated.h"
 #include "measure/memory.h"
@@ -14,16 +12,7 @@ namespace weft {
 namespace {
 
 // Elements of all ranks together that are walked one by one: some seconds.
-constexpr double kWalked = 1 << 27;
-
-// How many elements one of the walk stands for.
-int scale_of(const Outline& outline, const EmulationOptions& emulation, int ranks) {
-  if (find_scheme(emulation.parallel.scheme.name).low_rank) return 1;  // its bytes do not follow the elements
-  if (TableWays(emulation.tables.way).any(TableWay::Kind::hybrid)) return 1;  // its rows are not gradients
-  if (emulation.experts.ranks > 1) return 1;                                  // nor are they
-  const double elements = static_cast<double>(outline.parameters) * ranks;
-  return std::max(1, static_cast<int>(std::ceil(elements / kWalked)));
-}
+constexpr WalkSize kWalked{.exact = 1 << 27, .walked = 1 << 27};
 
 std::string why_not(const Outline& outline, const TablesOptions& tables, const ExpertOptions& experts,
                     const SimulationOptions& simulation) {
@@ -34,7 +23,7 @@ std::string why_not(const Outline& outline, const TablesOptions& tables, const E
   const MemoryNeed need{.worlds = 1,
                         .ranks = simulation.ranks,
                         .parameters = elements.dense / simulation.byte_scale,
-                        .held = elements.held / simulation.byte_scale,
+                        .held = 0,  // a walk has no memory for their rows
                         .copies = kCopiesOfEmulation};
   return need.bytes() > available_memory() ? "a walk of all ranks does not fit into this machine's memory"
                                            : "";
@@ -50,7 +39,8 @@ void add_prediction(const Outline& outline, const EmulationOptions& given, Simul
     emulation.experts.ranks /= summary.packings.back().packing;
   }
   simulation.traces = nullptr;
-  simulation.byte_scale = std::max(simulation.byte_scale, scale_of(outline, emulation, simulation.ranks));
+  simulation.byte_scale =
+      std::max(simulation.byte_scale, walk_scale(outline, emulation, simulation.ranks, kWalked));
   summary.not_predicted = why_not(outline, emulation.tables, emulation.experts, simulation);
   if (!summary.not_predicted.empty()) return;
   const Prediction predicted = predict(outline, emulation, simulation);

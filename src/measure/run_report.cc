@@ -199,10 +199,12 @@ void RunReport::finish(const TrainSummary& s) {
                      {"not_predicted_because", s.not_predicted},
                      {"step_seconds", s.step_seconds},
                      {"waiting_share", s.waiting_share},
+                     {"hidden_share", if_known(s.hidden_share)},
                      {"payload_bytes_per_step", s.payload_bytes_per_step},
                      {"formula_bytes_per_step", s.formula_bytes_per_step},
                      {"wire_bytes", if_known(s.wire_bytes)},
                      {"packings", packings},
+                     {"notes", s.notes},
                      {"checkpoint_step", s.checkpoint_step >= 0 ? Json(s.checkpoint_step) : Json(nullptr)}};
   write_file(report_.folder / "summary.json", summary.dump(2) + "\n");
   if (real)
@@ -222,6 +224,7 @@ void RunReport::finish(const TrainSummary& s) {
   } else if (!s.not_predicted.empty()) {
     std::printf("no prediction: %s\n", s.not_predicted.c_str());
   }
+  for (const std::string& note : s.notes) std::printf("note: %s\n", note.c_str());
   std::printf("gradients: %s a step from the busiest rank (formula: %s)\n",
               size_text(s.payload_bytes_per_step).c_str(), size_text(s.formula_bytes_per_step).c_str());
   std::printf("%s\n", report_.folder.string().c_str());

@@ -62,7 +62,7 @@ std::string reached_by_then(const Point& point, double seconds) {
 Cells cells_of(const std::vector<Row>& rows) {
   const std::string to_baseline = "to " + rows.front().baseline;
   Cells cells{{"variant", "step", "95 %", "speed-up", "limits: time / bytes", "tokens/s", "bytes/step",
-               "formula", "exposed", "packing", "loss", to_baseline}};
+               "formula", "exposed", "hidden", "packing", "loss", to_baseline}};
   for (const Row& row : rows) {
     const Point& p = *row.point;
     const bool exceeds = p.payload_bytes > p.formula_bytes + 0.5;
@@ -72,6 +72,7 @@ Cells cells_of(const std::vector<Row>& rows) {
          limits_text(row), count_text(row.tokens_per_second), size_text(p.payload_bytes),
          exceeds ? "exceeds " + size_text(p.formula_bytes) : formula_text(p),
          row.exposed_share ? form("%.0f %%", 100 * *row.exposed_share) : "-",
+         row.hidden_share ? form("%.0f %%", 100 * *row.hidden_share) : "-",
          p.packing > 1 ? std::to_string(p.packing) : "-", text_of("%.4f", row.final_loss),
          text_of("%+.4f", row.loss_gap)});
   }
@@ -129,6 +130,7 @@ std::vector<std::string> notes_on(const std::vector<Row>& rows) {
           "at " +
           p.link + " would be " + form("%.2fx", *row.speedup_at_equal_compute));
     }
+    if (!p.tables_why.empty()) add(p.variant + " at " + p.link + ": " + p.tables + ": " + p.tables_why);
     if (!p.side_by_side) {
       add("at " + p.link + " variants were measured one after another: side by side they need more memory " +
           "than is free, and what changes on the machine meanwhile does not change for all of them");

@@ -119,10 +119,12 @@ std::vector<std::string> worth_a_look(const std::vector<ParameterInfo>& paramete
 
 }  // namespace
 
-Choice choose_scheme(const Outline& outline, EmulationOptions emulation,
-                     const SimulationOptions& simulation) {
+Choice choose_scheme(const Outline& outline, EmulationOptions emulation, const SimulationOptions& given) {
   Choice out;
   SchemeOptions& scheme = emulation.parallel.scheme;
+  scheme.name = lossless_scheme().name;
+  SimulationOptions simulation = given;  // the same scale for all
+  simulation.byte_scale = std::max(given.byte_scale, walk_scale(outline, emulation, given.ranks));
   const auto predicted = [&](const std::string& name) -> double {
     out.candidates.push_back({name, predict(outline, emulation, simulation)});
     return out.candidates.back().prediction.step_seconds;
@@ -131,7 +133,6 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation,
   scheme.buckets.stay_dense.clear();
   if (simulation.byte_scale == 1) emulation.windows = windows_of(outline, emulation);
   // Step 1
-  scheme.name = lossless_scheme().name;
   const SchemeOptions dense_scheme = scheme;
   const double dense = predicted(scheme.name);
   const double exposed = out.candidates.front().prediction.exposed_seconds;

@@ -1,6 +1,7 @@
 #include "planner/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "base/statistics.h"
@@ -61,7 +62,24 @@ std::string step_text(int offset) {
   return offset > 0 ? "step n-" + std::to_string(offset) : "step n+" + std::to_string(-offset);
 }
 
+// What the walk has found out about tables, in their rows.
+void add_notes(std::vector<PlanRow>& rows, const std::vector<std::string>& notes) {
+  for (PlanRow& row : rows) {
+    const std::string head = "table '" + row.tensor + "': ";
+    for (const std::string& note : notes) {
+      if (note.starts_with(head)) row.why += "; " + note.substr(head.size());
+    }
+  }
+}
+
 }  // namespace
+
+int walk_scale(const Outline& outline, const EmulationOptions& emulation, int ranks, WalkSize size) {
+  if (find_scheme(emulation.parallel.scheme.name).low_rank || emulation.experts.ranks > 1) return 1;
+  const RankElements elements = elements_of_rank(shape_of(outline), emulation.tables, ranks);
+  const double all = static_cast<double>(elements.dense) * ranks;
+  return all <= size.exact ? 1 : static_cast<int>(std::ceil(all / size.walked));
+}
 
 Prediction predict(const Outline& outline, const EmulationOptions& given,
                    const SimulationOptions& simulation) {
@@ -76,6 +94,7 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
   out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
   out.compute_seconds = compute_seconds(with_dense_tables(outline, emulation.tables));
   out.busiest_port_bytes = busiest_port_bytes(ranks, simulation);
+  out.notes = ranks.front().notes;
   return out;
 }
 
@@ -88,9 +107,10 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     SimRanks ranks(options);
     Engine& engine = ranks.engine(0);
     if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
+    JobOptions walked = job_options(emulation, outline, engine.world().rank());
+    walked.table_memory_rows = kWalkedRows;
     JobStrategies job(engine, engine.world(),
-                      shape_of(outline, expert_layout(emulation.experts, engine.world().rank())),
-                      job_options(emulation, outline, engine.world().rank()));
+                      shape_of(outline, expert_layout(emulation.experts, engine.world().rank())), walked);
     out.rows = job.all().rows();
     out.world = engine.world().group_id();
     out.shape = job.all().shape();
@@ -100,6 +120,7 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
   }
   out.prediction = predict(outline, emulation, simulation);
+  add_notes(out.rows, out.prediction.notes);
   return out;
 }
 

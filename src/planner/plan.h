@@ -16,12 +16,13 @@
 namespace weft {
 
 struct Prediction {
-  double step_seconds = 0;        // of the job: median
-  double exposed_seconds = 0;     // of them, that the same step takes less on a link without limits
-  double compute_seconds = 0;     // of the model, by the outline
-  double busiest_port_bytes = 0;  // of a step's gradients, that leave the busiest node: each rank, or those
-                                  // that share a port
-  int distinct_tables = 0;        // of all ranks; they hold together (step/verify.h)
+  double step_seconds = 0;         // of the job: median
+  double exposed_seconds = 0;      // of them, that the same step takes less on a link without limits
+  double compute_seconds = 0;      // of the model, by the outline
+  double busiest_port_bytes = 0;   // of a step's gradients, that leave the busiest node: each rank, or those
+                                   // that share a port
+  int distinct_tables = 0;         // of all ranks; they hold together (step/verify.h)
+  std::vector<std::string> notes;  // of tables, as they went
 };
 
 struct Plan {
@@ -33,8 +34,17 @@ struct Plan {
   Prediction prediction;
 };
 
+// How many elements of gradients one of a walk has to stand for (SimulationOptions::byte_scale), so that a
+// plan of a large job is made in seconds: 1 up to `exact` of them on all ranks together, above that as many
+// as leave `walked`. Tables whose rows travel count for nothing. 1 where a byte scale cannot be: low rank,
+// tokens that travel to experts.
+struct WalkSize {
+  double exact = 1 << 28, walked = 1 << 26;
+};
+int walk_scale(const Outline& outline, const EmulationOptions& emulation, int ranks, WalkSize size = {});
+
 // Throws UsageError for what cannot be planned, and where the tables of the ranks do not hold together. `emulation`: scheme, buckets, clipping and the link by which
-// algorithms are chosen; its steps are not used.
+// algorithms are chosen; its steps are not used. Walked at the byte scale of `simulation`.
 Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
                const SimulationOptions& simulation);
 // The prediction alone.

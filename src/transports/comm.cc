@@ -17,6 +17,9 @@ namespace weft {
 
 namespace {
 
+// Of a Comm outside of operations: no.
+bool is_whole(const Operation* operation) { return operation != nullptr && operation->is_whole; }
+
 class SleepRecord final : public Wait {
  public:
   explicit SleepRecord(Operation& op)
@@ -193,8 +196,8 @@ std::uint32_t Comm::next_unnamed_slot() const {
 Endpoint& Comm::endpoint() const { return *group_->endpoint; }
 Arena& Comm::arena() const { return endpoint().executor().arena(); }
 Time Comm::now() const { return endpoint().executor().now(); }
-std::size_t Comm::micro_op_bytes() const { return endpoint().micro_op_bytes(); }
-const LinkCost& Comm::cost() const { return endpoint().cost(); }
+std::size_t Comm::micro_op_bytes() const { return endpoint().micro_op_bytes(is_whole(operation_)); }
+const LinkCost& Comm::cost() const { return endpoint().cost(is_whole(operation_)); }
 int Comm::node_size() const {
   const int node_ranks = cost().node_ranks;
   if (node_ranks <= 1) return 1;
@@ -210,7 +213,7 @@ int Comm::node_size() const {
   }
   return static_cast<int>(run);
 }
-const KernelCosts& Comm::kernels() const { return endpoint().kernels(); }
+const KernelCosts& Comm::kernels() const { return endpoint().kernels(is_whole(operation_)); }
 
 std::uint64_t Comm::bytes_sent() const { return operation_->bytes_sent; }
 void Comm::declare(std::uint32_t fingerprint) const {

@@ -1,6 +1,7 @@
 // What is behind a Comm (weft/comm.h): its group, and what all Comms of one rank share.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "base/executor.h"
 #include "base/mutex.h"
+#include "weft/clock.h"
 #include "weft/comm.h"
 #include "weft/kernel_costs.h"
 #include "weft/transport.h"
@@ -28,6 +30,29 @@ struct Comm::Group {
   std::atomic<std::uint32_t> next_unnamed{0};
 };
 
+// How long at least one operation of a rank was under way that sends or receives. Any thread.
+class CommunicationClock {
+ public:
+  void begin(Time now) {
+    const Lock lock(mutex_);
+    if (operations_++ == 0) since_ = now;
+  }
+  void end(Time now) {
+    const Lock lock(mutex_);
+    if (--operations_ == 0) before_ += now - since_;
+  }
+  Time until(Time now) {
+    const Lock lock(mutex_);
+    return operations_ == 0 ? before_ : before_ + std::max(now - since_, Time{0});
+  }
+
+ private:
+  Mutex mutex_;
+  int operations_ WEFT_GUARDED_BY(mutex_) = 0;
+  Time since_ WEFT_GUARDED_BY(mutex_){};   // of those that are under way, the first began
+  Time before_ WEFT_GUARDED_BY(mutex_){};  // while others were
+};
+
 // What the Comms of one rank share: its transport, executor, memory and groups. Owned by the engine (or a
 // test).
 class Endpoint {
@@ -40,13 +65,36 @@ class Endpoint {
   Executor& executor() const { return executor_; }
   WorkerPool* pool() const { return pool_; }
 
+  CommunicationClock& communication() { return communication_; }
+
+  // In virtual time every byte stands for so many, but for those of operations that are whole. Before the
+  // figures are set.
+  double byte_scale() const { return byte_scale_; }
+  void set_byte_scale(double scale) { byte_scale_ = scale; }
+  // Figures of a byte that stands for byte_scale() ones; `whole`: of one that stands for itself.
   // Largest message that gradient traffic may send in one piece; equal on all ranks.
-  std::size_t micro_op_bytes() const { return micro_op_bytes_; }
-  void set_micro_op_bytes(std::size_t bytes) { micro_op_bytes_ = bytes; }
-  const LinkCost& cost() const { return cost_; }
-  void set_cost(const LinkCost& cost) { cost_ = cost; }
-  const KernelCosts& kernels() const { return kernels_; }
-  void set_kernels(const KernelCosts& kernels) { kernels_ = kernels; }
+  std::size_t micro_op_bytes(bool whole = false) const { return (whole ? whole_ : scaled_).micro_op_bytes; }
+  void set_micro_op_bytes(std::size_t bytes) {
+    scaled_.micro_op_bytes = bytes;
+    whole_.micro_op_bytes = static_cast<std::size_t>(static_cast<double>(bytes) * byte_scale_);
+  }
+  const LinkCost& cost(bool whole = false) const { return (whole ? whole_ : scaled_).cost; }
+  void set_cost(const LinkCost& cost) {
+    scaled_.cost = whole_.cost = cost;
+    whole_.cost.seconds_per_byte /= byte_scale_;
+    whole_.cost.fold_seconds_per_byte /= byte_scale_;
+  }
+  const KernelCosts& kernels(bool whole = false) const { return (whole ? whole_ : scaled_).kernels; }
+  void set_kernels(const KernelCosts& kernels) {
+    scaled_.kernels = kernels;
+    whole_.kernels = byte_scale_ == 1 ? kernels : scaled(kernels, 1 / byte_scale_);
+  }
+  // Operations under these slots are whole: each of their bytes stands for itself. Before the first of them.
+  void add_whole_slots(std::uint32_t first, std::uint32_t count) { whole_slots_.push_back({first, count}); }
+  bool is_whole(std::uint32_t slot) const {
+    return std::ranges::any_of(
+        whole_slots_, [slot](const Slots& s) { return slot >= s.first && slot - s.first < s.count; });
+  }
   // Who computes for this rank in virtual time; null: whoever computes is free at once.
   SimWorkers* sim_workers() const { return sim_workers_; }
   void set_sim_workers(SimWorkers* workers) { sim_workers_ = workers; }
@@ -60,9 +108,18 @@ class Endpoint {
   Transport& transport_;
   Executor& executor_;
   WorkerPool* pool_;
-  std::size_t micro_op_bytes_ = std::size_t{1} << 20;
-  LinkCost cost_;
-  KernelCosts kernels_;
+  CommunicationClock communication_;
+  double byte_scale_ = 1;
+  struct Slots {
+    std::uint32_t first = 0, count = 0;
+  };
+  std::vector<Slots> whole_slots_;
+  struct Figures {
+    std::size_t micro_op_bytes = std::size_t{1} << 20;
+    LinkCost cost;
+    KernelCosts kernels;
+  };
+  Figures scaled_, whole_;
   SimWorkers* sim_workers_ = nullptr;
   std::shared_ptr<Comm::Group> world_;
   Mutex mutex_;

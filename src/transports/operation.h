@@ -55,6 +55,7 @@ struct Operation {
   std::uint32_t slot = 0;
   std::uint32_t step = 0;
   bool local = false;             // it sends and receives nothing
+  bool is_whole = false;          // none of its bytes stands for others, whatever the byte scale
   std::uint32_t fingerprint = 0;  // family, algorithm, type, count: compared with the peer's on every message
   std::uint32_t opening = 0;  // the fingerprint that was declared first: an operation may have several parts
   Executor* executor = nullptr;

@@ -1,6 +1,7 @@
 #include "transports/sim.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "transports/delivery.h"
@@ -22,7 +23,10 @@ SimMessage& SimWorld::State::make_message(SendRecord& send, int from) {
   m.key = {from, send.id};
   m.frame = wire::encode_frame(frame_of(send, options.job, 0, from));
   m.send = &send;
-  m.bytes = send.payload.size();
+  m.bytes = m.link_bytes = send.payload.size();
+  if (send.operation.is_whole && options.link.byte_scale != 1)
+    m.link_bytes =
+        static_cast<std::size_t>(std::ceil(static_cast<double>(m.bytes) / options.link.byte_scale));
   m.to = send.peer;
   m.eager = options.eager_limit > 0 && m.bytes <= options.eager_limit;
   send.transport_data = &m;
@@ -52,7 +56,7 @@ void SimWorld::State::start(SimMessage& m) {
   const Time until = rank_at(m.key.source).gives_way_until_;
   const bool waits = clock.time < until && m.send != nullptr && gives_way(*m.send);
   m.transfer =
-      link.add(m.key.source, m.to, m.bytes, clock.time, waits ? until : Time{0}, operation_of(m.key.id));
+      link.add(m.key.source, m.to, m.link_bytes, clock.time, waits ? until : Time{0}, operation_of(m.key.id));
   if (m.transfer >= in_flight.size()) in_flight.resize(m.transfer + 1);
   in_flight[m.transfer] = &m;
   ++statistics.messages;

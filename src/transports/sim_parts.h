@@ -31,6 +31,7 @@ struct SimMessage : FlowNode {
   SendRecord* send = nullptr;  // until it is completed or cancelled
   RecvRecord* recv = nullptr;  // from match to delivery
   std::size_t bytes = 0;
+  std::size_t link_bytes = 0;  // each of which the link counts byte_scale times
   int to = 0;
   std::uint32_t transfer = 0;  // of the link model
   bool live = false;

@@ -75,6 +75,7 @@ class EmulatedRank final : public Driver {
     EmulatedSteps out = account_.take(options_.warmup);
     out.formula_bytes = job_.formula_bytes(figures_.cost, figures_.micro_op_bytes);
     if (packing_ != nullptr) out.packings = packing_->changes();
+    out.notes = job_.notes();
     return out;
   }
 
@@ -124,6 +125,7 @@ class EmulatedRank final : public Driver {
   }
   void pass(double seconds);
   void take_result();
+  double exchanged();
   bool in_last_micro_batch(const Piece& piece) const {
     return piece.micro_batch + 1 == options_.micro_batches;
   }
@@ -144,6 +146,7 @@ class EmulatedRank final : public Driver {
   std::int64_t step_ = 0;
   Clock::time_point computed_until_;
   Clock::time_point began_;  // the step that runs
+  Time communicated_{};      // of the engine, when that was
   bool stopped_ = true;      // nothing runs: the next step's time begins with it
 };
 
@@ -164,6 +167,7 @@ void EmulatedRank::one_step(std::int64_t step) {
   const Clock::time_point start = Clock::now();
   if (std::exchange(stopped_, false)) {
     began_ = computed_until_ = start;
+    exchanged();
   } else {
     began_ += start - before;
     computed_until_ += start - before;
@@ -180,7 +184,14 @@ void EmulatedRank::one_step(std::int64_t step) {
   const Clock::time_point end = Clock::now();
   current_.seconds = seconds_between(began_, end);
   began_ = end;
+  current_.exchanged = exchanged();
   account_.ended(current_, all.times());
+}
+
+// Seconds since the last call in which some exchange was under way.
+double EmulatedRank::exchanged() {
+  const Time now = world_.comm().endpoint().communication().until(world_.engine().now());
+  return seconds(now - std::exchange(communicated_, now));
 }
 
 void EmulatedRank::backward(const PartTimes& part) {
@@ -198,7 +209,7 @@ void EmulatedRank::backward(const PartTimes& part) {
 
 // Of the step before, in the middle of this one.
 void EmulatedRank::take_result() {
-  if (job_.all().result()) account_.complete(job_);
+  if (job_.all().result()) account_.complete(job_, figures_.cost);
 }
 
 // And deals experts to so many ranks: that time counts for the last step as well.
@@ -208,7 +219,9 @@ void EmulatedRank::settle(std::optional<int> expert_ranks) {
   walker_.walk(job_.all().tables(options_.micro_batches).settle);
   take_result();
   if (expert_ranks) deal_experts(*expert_ranks);
-  account_.settled(seconds_between(began_, Clock::now()), current_.waited);
+  current_.seconds = seconds_between(began_, Clock::now());
+  current_.exchanged = exchanged();
+  account_.settled(current_);
   stopped_ = true;
 }
 

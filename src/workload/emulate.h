@@ -22,7 +22,8 @@
 // moments have.
 //
 // Tables: the ids of (rank, step) are drawn as the outline says (workload/table_draws.h); rows, their
-// gradients and their updates are real.
+// gradients and their updates are real. In virtual time nobody looks at a value: all rows of a table share
+// the memory of a few, and what travels is the same.
 //
 // Memory of a rank: twice to five times the parameters (buckets, results, residuals), as in training; the
 // drawn vector is there once a process.
@@ -83,6 +84,7 @@ struct EmulationOptions {
 struct EmulatedSteps {
   std::vector<double> step_seconds;       // from the end of one step's backward to that of the next
   std::vector<double> waited_seconds;     // for communication, in that time
+  std::vector<double> exchange_seconds;   // in which some exchange was under way, in that time
   std::vector<double> payload_bytes;      // payload of this rank's gradients and tables
   std::vector<double> compute_seconds;    // processor time of all buckets' operations: choosing, coding,
                                           // adding up; 0 in virtual time
@@ -90,8 +92,10 @@ struct EmulatedSteps {
   std::vector<StepTimes> times;           // of its pieces
   // Of its gradients' payload, what leaves its node: what counts at the node's port. Empty in wall time.
   std::vector<double> scale_out_bytes;
-  std::int64_t formula_bytes = 0;       // of the last step; data_parallel/formula.h
+  std::int64_t formula_bytes = 0;           // of the last step: data_parallel/formula.h, embedding/formula.h
   std::vector<PackingChange> packings;  // of experts, warm-up included
+  std::vector<double> table_formula_bytes;  // of them, of tables
+  std::vector<std::string> notes;           // of tables (JobStrategies::notes)
 };
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps
@@ -119,8 +123,8 @@ int pool_workers(const Config& config, int ranks);
 struct SimulationOptions {
   int ranks = 1;
   // Every element stands for so many, so that a thousand ranks fit into memory: tensors, buckets and what
-  // stays dense shrink by it, bytes and computation count that much more. Not for low rank, whose bytes do
-  // not follow the number of elements.
+  // stays dense shrink by it, bytes and computation count that much more. Tables whose rows travel stay as
+  // they are, and so do their bytes. Not for low rank, whose bytes do not follow the number of elements.
   int byte_scale = 1;
   EmulatedLink link;  // 0 bytes per second: no limit
   SimulatedCosts costs;

@@ -133,7 +133,8 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
                              const JobOptions& options)
     : options_(options),
       all_(std::make_unique<Strategies>(engine, world, shape, options.step)),
-      places_(shape.parameters.size()) {
+      places_(shape.parameters.size()),
+      byte_scale_(options.byte_scale) {
   check_tables(options.tables);
   check_names(shape, options.tables);
   const Parted parts = parted(shape, options.tables);
@@ -189,6 +190,7 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
   hybrid.dtype = options.dtype;
   hybrid.optimizer = options.optimizer;
   hybrid.lookahead = options.step.lookahead;
+  hybrid.memory_rows = options.table_memory_rows;
   const StepOptions& step = options.step;
   hybrid.updates_wait = step.clip_norm > 0 || step.skip_not_finite || !step.updates_wait.empty();
   hybrid.first_slot = all_->next_slot(all_->world());
@@ -381,15 +383,17 @@ void JobStrategies::add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& 
   }
 }
 
-std::uint64_t JobStrategies::take_sent_bytes() {
+std::uint64_t JobStrategies::sent_bytes() const {
   std::uint64_t out = parallel_->sent_bytes();
   for (const DataParallel* tables : dense_tables_) out += tables->sent_bytes();
   if (expert_parallel_ != nullptr) out += expert_parallel_->sent_bytes();
   if (experts_ != nullptr) out += experts_->step_bytes();
-  std::uint64_t sent = 0;
-  for (const HybridEmbedding* tables : hybrids_) sent += tables->sent_bytes();
-  out += sent - sent_before_;
-  sent_before_ = sent;
+  return out * static_cast<std::uint64_t>(byte_scale_);
+}
+
+std::uint64_t JobStrategies::table_bytes() const {
+  std::uint64_t out = 0;
+  for (const HybridEmbedding* tables : hybrids_) out += tables->step_bytes();
   return out;
 }
 
@@ -401,7 +405,27 @@ std::int64_t JobStrategies::formula_bytes(const LinkCost& link, std::size_t micr
   if (expert_parallel_ != nullptr)
     out += weft::formula_bytes(*expert_parallel_, expert_parallel_->group().size(), link, micro_op_bytes) +
            experts_->formula_bytes();
-  for (const HybridEmbedding* tables : hybrids_) out += tables->formula_bytes(link);
+  return out * byte_scale_ + table_formula_bytes(link);
+}
+
+std::int64_t JobStrategies::table_formula_bytes(const LinkCost& link) const {
+  LinkCost whole = link;
+  whole.seconds_per_byte /= byte_scale_;
+  whole.fold_seconds_per_byte /= byte_scale_;
+  std::int64_t out = 0;
+  for (const HybridEmbedding* tables : hybrids_) out += tables->formula_bytes(whole);
+  return out;
+}
+
+std::vector<std::string> JobStrategies::notes() const {
+  std::vector<std::string> out;
+  for (const HybridEmbedding* tables : hybrids_) {
+    for (int t = 0; t < tables->num_tables(); ++t) {
+      const HybridTable& table = tables->table(t);
+      if (const std::string note = table.note(); !note.empty())
+        out.push_back("table '" + table.info().name + "': " + note);
+    }
+  }
   return out;
 }
 

@@ -35,6 +35,9 @@ namespace weft {
 
 struct TableWay;
 
+// Of a table, that a rank has memory for in a walk of which nobody looks at a value.
+inline constexpr std::int64_t kWalkedRows = 64;
+
 struct JobOptions {
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
@@ -42,6 +45,9 @@ struct JobOptions {
   OptimizerOptions optimizer;  // of the rows of tables that a hybrid embedding has
   DType dtype = DType::float32;
   StepOptions step;
+  // For walks in virtual time, of which nobody looks at a value:
+  std::int64_t table_memory_rows = 0;  // HybridOptions::memory_rows
+  int byte_scale = 1;  // every element of a gradient, but for rows of tables, stands for so many
 };
 
 // Tables among the parameters that a hybrid embedding has under these options.
@@ -109,12 +115,18 @@ class JobStrategies {
   // the learning rate of both.
   void add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& peers);
 
-  // Payload of this rank: of the gradients of the step that was committed or rolled back last, and of those
-  // exchanges of tables that have ended since the last call.
-  std::uint64_t take_sent_bytes();
-  // Payload of the busiest rank in a step by the formulas, of tables: of this rank in the step that is
-  // walked.
+  // Payload of this rank in the step that was committed or rolled back last: of all but tables, whose delayed
+  // rows may be under way; and of tables. REQUIRES, of those: the moves of the step behind it have all been
+  // walked, or it is settled.
+  std::uint64_t sent_bytes() const;
+  std::uint64_t table_bytes() const;
+  // Payload of the busiest rank in a step by the formulas, of tables: of this rank in the step of
+  // table_bytes().
   std::int64_t formula_bytes(const LinkCost& link, std::size_t micro_op_bytes) const;
+  // Of tables alone, whose batches differ from step to step.
+  std::int64_t table_formula_bytes(const LinkCost& link) const;
+  // What a user should know of how tables go: "table 'embed': ...".
+  std::vector<std::string> notes() const;
   // Processor time of the operations of all buckets, in that step.
   double computed_seconds() const;
 
@@ -137,9 +149,9 @@ class JobStrategies {
   RouterSums* router_ = nullptr;
   DataParallel* expert_parallel_ = nullptr;
   std::vector<Place> places_;      // of each parameter
-  std::uint64_t sent_before_ = 0;  // by tables
   std::uint32_t layouts_ = 0;      // of experts, before this one
   std::uint32_t first_step_ = 0;   // of their sums
+  const int byte_scale_;
 };
 
 }  // namespace weft

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "embedding/ways.h"
 #include "experts/policies.h"
 #include "transports/decorator.h"
 #include "transports/endpoint.h"
@@ -32,7 +31,7 @@ class PortCount final : public Decorator {
       table_bytes_ += static_cast<double>(send.payload.size());
     } else if (leaves && send.operation.traffic == TrafficClass::gradient) {
       bytes_.resize(std::max<std::size_t>(bytes_.size(), send.id.step + std::size_t{1}));
-      bytes_[send.id.step] += static_cast<double>(send.payload.size());
+      bytes_[send.id.step] += link_.byte_scale * static_cast<double>(send.payload.size());
     }
     inner_.post(send);
   }
@@ -68,6 +67,7 @@ struct SimulatedJob {
         options(emulation),
         costs(run.costs),
         late(run.late),
+        byte_scale(run.byte_scale),
         windows(windows_of(model, emulation)),
         times(timetable_of(outline, expert_layout(emulation.experts, 0))) {}
 
@@ -75,6 +75,7 @@ struct SimulatedJob {
   const EmulationOptions& options;
   const SimulatedCosts& costs;
   const std::function<double(int, std::int64_t, const Piece&)>& late;
+  const int byte_scale;
   const std::shared_ptr<const GradientWindows> windows;
   const Timetable times;
 };
@@ -88,12 +89,14 @@ class SimulatedRank final : public Driver {
         job_(job),
         strategies_(engine, engine.world(),
                     shape_of(job.outline, expert_layout(job.options.experts, engine.world().rank())),
-                    job_options(job.options, job.outline, engine.world().rank())),
+                    options_of(job, engine.world().rank())),
         experts_(job.outline, job.options, strategies_),
         values_(strategies_, job.options.optimizer),
         packing_(packing_of(strategies_, job.outline, job.options)) {
-    for (const HybridEmbedding* tables : strategies_.hybrids())
+    for (const HybridEmbedding* tables : strategies_.hybrids()) {
       port.count(tables->options().first_slot, tables->num_slots());
+      engine.world().endpoint().add_whole_slots(tables->options().first_slot, tables->num_slots());
+    }
   }
 
   // REQUIRES: lives until the task is done.
@@ -101,6 +104,7 @@ class SimulatedRank final : public Driver {
   Strategies& strategies() { return strategies_.all(); }
   EmulatedSteps take() {
     EmulatedSteps out = account_.take(job_.options.warmup);
+    out.notes = strategies_.notes();
     out.formula_bytes = strategies_.formula_bytes(engine_.world().cost(), engine_.world().micro_op_bytes());
     if (packing_ != nullptr) out.packings = packing_->changes();
     out.scale_out_bytes = port_.bytes(job_.options.warmup, out.payload_bytes.size());
@@ -142,6 +146,17 @@ class SimulatedRank final : public Driver {
   }
 
  private:
+  static JobOptions options_of(const SimulatedJob& job, int rank) {
+    JobOptions out = job_options(job.options, job.outline, rank);
+    out.table_memory_rows = kWalkedRows;
+    out.byte_scale = job.byte_scale;
+    return out;
+  }
+  // Seconds since the last call in which some exchange was under way.
+  double exchanged() {
+    const Time now = engine_.world().endpoint().communication().until(engine_.now());
+    return seconds(now - std::exchange(communicated_, now));
+  }
   Task<void> one_step(std::int64_t step);
   Task<void> settle(int expert_ranks);
   Task<void> pack(std::int64_t steps);
@@ -153,7 +168,7 @@ class SimulatedRank final : public Driver {
   }
   void take_result() {
     if (!strategies_.all().result()) return;
-    account_.complete(strategies_);
+    account_.complete(strategies_, engine_.world().cost());
     table_bytes_.push_back(port_.take_table_bytes());
   }
   void batch_known(std::int64_t step) {
@@ -185,6 +200,7 @@ class SimulatedRank final : public Driver {
   StepAccount::Step current_;
   std::int64_t step_ = 0;
   Time began_{};
+  Time communicated_{};  // of the engine, when that was
   bool stopped_ = true;
 };
 
@@ -216,7 +232,10 @@ Task<void> SimulatedRank::backward(const PartTimes* part) {
 
 Task<void> SimulatedRank::one_step(std::int64_t step) {
   if (job_.options.before_step) job_.options.before_step(step);
-  if (std::exchange(stopped_, false)) began_ = comm_.now();
+  if (std::exchange(stopped_, false)) {
+    began_ = comm_.now();
+    exchanged();
+  }
   current_ = {};
   step_ = step;
   Strategies& all = strategies_.all();
@@ -228,6 +247,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   take_result();
   current_.seconds = seconds(comm_.now() - began_);
   began_ = comm_.now();
+  current_.exchanged = exchanged();
   account_.ended(current_, all.times());
 }
 
@@ -239,7 +259,9 @@ Task<void> SimulatedRank::settle(int expert_ranks) {
   co_await run_step(this, &all, &all.tables(job_.options.micro_batches).settle);
   take_result();
   if (expert_ranks > 0) co_await deal_experts(expert_ranks);
-  account_.settled(seconds(comm_.now() - began_), current_.waited);
+  current_.seconds = seconds(comm_.now() - began_);
+  current_.exchanged = exchanged();
+  account_.settled(current_);
   stopped_ = true;
 }
 
@@ -279,12 +301,17 @@ Task<void> SimulatedRank::run(Comm comm, SimulatedRank* me) {
   }
 }
 
-// The outline with every tensor shrunk; matrices lose rows.
-Outline shrunk(Outline outline, int scale) {
+// The outline with every tensor shrunk, but for tables whose rows travel; matrices lose rows.
+Outline shrunk(Outline outline, const TablesOptions& tables, int scale) {
   if (scale == 1) return outline;
+  const std::vector<bool> held = held_tables(shape_of(outline), tables);
   outline.parameters = 0;
-  outline.tables.clear();
-  for (OutlineTensor& tensor : outline.tensors) {
+  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
+    OutlineTensor& tensor = outline.tensors[i];
+    if (held[i]) {
+      outline.parameters += tensor.length;
+      continue;
+    }
     if (tensor.rows > 0) {
       tensor.rows = std::max<std::int64_t>(1, tensor.rows / scale);
       tensor.length = tensor.rows * tensor.columns;
@@ -292,6 +319,10 @@ Outline shrunk(Outline outline, int scale) {
       tensor.length = std::max<std::int64_t>(1, tensor.length / scale);
     }
     outline.parameters += tensor.length;
+    const auto table = std::ranges::find(outline.tables, tensor.name, &OutlineTable::name);
+    if (table == outline.tables.end()) continue;
+    table->rows = tensor.rows;
+    table->rows_per_step = std::min(table->rows_per_step, static_cast<double>(tensor.rows));
   }
   return outline;
 }
@@ -301,8 +332,6 @@ EmulationOptions shrunk(EmulationOptions options, int scale) {
   if (find_scheme(options.parallel.scheme.name).low_rank)
     throw UsageError("a byte scale is for schemes whose bytes follow the number of elements, not for '" +
                      options.parallel.scheme.name + "'");
-  if (TableWays(options.tables.way).any(TableWay::Kind::hybrid))
-    throw UsageError("a byte scale is for gradients, not for tables whose rows travel");
   if (options.experts.ranks > 1)
     throw UsageError("a byte scale is for gradients, not for tokens that travel to experts");
   BucketOptions& buckets = options.parallel.scheme.buckets;
@@ -361,7 +390,7 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     return port;
   };
   SimRanks ranks(sim);
-  const Outline outline = shrunk(with_dense_tables(whole, given.tables), simulation.byte_scale);
+  const Outline outline = shrunk(with_dense_tables(whole, given.tables), given.tables, simulation.byte_scale);
   EmulationOptions options = shrunk(given, simulation.byte_scale);
   if (!options.packing_link) options.packing_link = simulation.link;
   SimulatedJob job(outline, options, simulation);
@@ -384,16 +413,10 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
     for (const std::unique_ptr<SimulatedRank>& rank : all) strategies.push_back(&rank->strategies());
     const int distinct = verify_together(strategies, options.micro_batches);
     if (simulation.distinct_tables != nullptr) *simulation.distinct_tables = distinct;
-    ranks.run({.name = "training steps"}, [&all](Comm comm, int r) {
+    ranks.run({.name = "training steps", .local = true}, [&all](Comm comm, int r) {
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());
     });
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      EmulatedSteps& steps = out.emplace_back(all[r]->take());
-      for (std::vector<double>* values : {&steps.payload_bytes, &steps.scale_out_bytes}) {
-        for (double& bytes : *values) bytes *= simulation.byte_scale;
-      }
-      steps.formula_bytes *= simulation.byte_scale;
-    }
+    for (const std::unique_ptr<SimulatedRank>& rank : all) out.push_back(rank->take());
   } catch (...) {
     // Operations end before the memory that they use does.
     for (int r = 0; r < simulation.ranks; ++r) ranks.engine(r).shut_down(std::current_exception());

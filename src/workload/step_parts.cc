@@ -212,23 +212,27 @@ void StepAccount::ended(const Step& step, const StepTimes& times) {
   all_.times.push_back(times);
   all_.step_seconds.push_back(step.seconds);
   all_.waited_seconds.push_back(step.waited);
+  all_.exchange_seconds.push_back(step.exchanged);
   all_.hand_over_seconds.push_back(step.handed_over);
 }
 
-void StepAccount::settled(double seconds, double waited) {
-  all_.step_seconds.back() += seconds;
-  all_.waited_seconds.back() += waited;
+void StepAccount::settled(const Step& more) {
+  all_.step_seconds.back() += more.seconds;
+  all_.waited_seconds.back() += more.waited;
+  all_.exchange_seconds.back() += more.exchanged;
 }
 
-void StepAccount::complete(JobStrategies& job) {
-  all_.payload_bytes.push_back(static_cast<double>(job.take_sent_bytes()));
+void StepAccount::complete(const JobStrategies& job, const LinkCost& link) {
+  all_.payload_bytes.push_back(static_cast<double>(job.sent_bytes() + job.table_bytes()));
+  all_.table_formula_bytes.push_back(static_cast<double>(job.table_formula_bytes(link)));
   all_.compute_seconds.push_back(job.computed_seconds());
 }
 
 EmulatedSteps StepAccount::take(std::int64_t warmup) {
   EmulatedSteps out = all_;
-  for (std::vector<double>* values : {&out.step_seconds, &out.waited_seconds, &out.payload_bytes,
-                                      &out.compute_seconds, &out.hand_over_seconds}) {
+  for (std::vector<double>* values :
+       {&out.step_seconds, &out.waited_seconds, &out.exchange_seconds, &out.payload_bytes,
+        &out.table_formula_bytes, &out.compute_seconds, &out.hand_over_seconds}) {
     values->erase(values->begin(), values->begin() + warmup);
   }
   out.times.erase(out.times.begin(), out.times.begin() + warmup);

@@ -103,12 +103,13 @@ std::unique_ptr<ExpertPacking> packing_of(JobStrategies& job, const Outline& out
 class StepAccount {
  public:
   struct Step {
-    double seconds = 0, waited = 0, handed_over = 0;
+    double seconds = 0, waited = 0, exchanged = 0, handed_over = 0;
   };
 
   void ended(const Step& step, const StepTimes& times);  // REQUIRES: the one before is complete
-  void settled(double seconds, double waited);           // in addition, of the step that has ended last
-  void complete(JobStrategies& job);                     // its tickets are done, its result is there
+  void settled(const Step& more);                        // in addition, of the step that has ended last
+  // Its tickets are done, its result is there. `link`: by which all-reduces are chosen.
+  void complete(const JobStrategies& job, const LinkCost& link);
   // Without the first `warmup` steps. REQUIRES: all are complete. formula_bytes is for the caller to set.
   EmulatedSteps take(std::int64_t warmup);
 

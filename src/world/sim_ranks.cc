@@ -48,6 +48,7 @@ SimRanks::SimRanks(const SimRanksOptions& options) : world_(options.sim) {
     if (options.traces != nullptr) engine.trace = &(*options.traces)[static_cast<std::size_t>(r)];
     engines_.push_back(std::make_unique<Engine>(*transport, engine, nullptr));
     Endpoint& endpoint = engines_.back()->world().endpoint();
+    endpoint.set_byte_scale(link.byte_scale);
     endpoint.set_cost(cost);
     endpoint.set_kernels(kernels);
     endpoint.set_sim_workers(&world_.workers(r));

@@ -187,6 +187,8 @@ class RunTest(CompareTest):
         self.assertEqual(rows[0]["baseline"], "dense+tables=scheme")
         self.assertLess(rows[1]["payload_bytes_per_step"], rows[0]["payload_bytes_per_step"])
         self.assertGreater(rows[1]["speedup_over_baseline"], 1)
+        for row in rows:
+            self.assertEqual(row["payload_bytes_per_step"], row["formula_bytes_per_step"], row)
 
     def test_policies_of_experts(self) -> None:
         moe = ("--model", "gpt-moe", "--preset", "tiny", "--global-batch", "16", "--ranks", "4")

@@ -151,6 +151,71 @@ class EmulatedTest(ByOutline):
         self.assertIn("computes for 13 ms (from FLOPs)", done.stdout)
         self.assertEqual(self.weft("outline", "--show", "none.json").returncode, 2)
 
+    def test_bytes_and_hidden_time_of_tables(self) -> None:
+        lm = ("--model", "lm", "--preset", "tiny", "--vocabulary", "3000", "--samples", "30", "--global-batch", "16", "--ranks", "4")
+        self.assertEqual(self.weft("outline", *lm, "--flops", "1gflops", "-o", "o.json").returncode, 0)
+        flags = (*lm, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--steps", "7")
+        ways = ("scheme", "allgather-raw", "hashed", "alltoall", "embrace")
+        rows = self.rows(*flags, "--tables", ",".join(ways), "--link", "10mbit,50us", "--out", "a")
+        for row in rows:  # of each step, so of their medians
+            self.assertEqual(row["payload_bytes_per_step"], row["formula_bytes_per_step"], row["tables"])
+        self.assertEqual(len({row["payload_bytes_per_step"] for row in rows}), 4)  # alltoall and embrace send the same
+        hidden = {row["tables"]: row["hidden_share"] for row in rows}
+        self.assertTrue(all(0 <= share < 1 for share in hidden.values()), hidden)
+        self.assertLess(hidden["alltoall"], hidden["embrace"])
+        table = self.weft("compare", *flags, "--tables", ",".join(ways), "--link", "10mbit,50us", "--out", "a").stdout
+        self.assertNotIn("exceeds", table)
+        self.assertIn("hidden", table)
+        # Control: a formula that is too small is seen.
+        points = self.folder / "a/points.jsonl"
+        lines = [json.loads(line) for line in points.read_text().splitlines()]
+        points.write_text("".join(json.dumps(p | {"formula_bytes": p["formula_bytes"] - 1}) + "\n" for p in lines))
+        table = self.weft("compare", *flags, "--tables", ",".join(ways), "--link", "10mbit,50us", "--out", "a").stdout
+        self.assertIn("exceeds", table)
+        # Nothing is hidden where nothing is computed.
+        self.assertEqual(self.weft("outline", *lm, "--flops", "1000000gflops", "-o", "idle.json").returncode, 0)
+        (idle,) = self.rows(*lm, "--compute", "emulated", "--transport", "sim", "--outline", "idle.json", "--steps", "7", "--tables",
+                            "alltoall", "--link", "10mbit,50us", "--out", "b")
+        self.assertLess(idle["hidden_share"], 0.01)
+
+    def test_tables_auto_are_chosen_for_each_link(self) -> None:
+        lm = ("--model", "lm", "--preset", "tiny", "--vocabulary", "65", "--samples", "64", "--global-batch", "64", "--ranks", "8",
+              "--optimizer", "adagrad")
+        self.assertEqual(self.weft("outline", *lm, "--flops", "1gflops", "-o", "o.json").returncode, 0)
+        flags = (*lm, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--steps", "3", "--tables", "dense,embrace,auto")
+        rows = self.rows(*flags, "--link", "1gbit,50us", "--out", "a")
+        chosen = rows[2]
+        self.assertEqual((chosen["variant"], chosen["tables"]), ("dense+tables=auto", "dense"))  # every row is read
+        self.assertRegex(chosen["tables_why"], r"embedding.weight dense, because .* sending all of it takes no longer")
+        self.assertEqual([row["tables_why"] for row in rows[:2]], ["", ""])
+        self.assertEqual(chosen["step_seconds_median"], rows[0]["step_seconds_median"])  # in virtual time: the same run
+        table = self.weft("compare", *flags, "--link", "1gbit,50us", "--out", "a").stdout
+        self.assertIn("note: dense+tables=auto at 1gbit,50us: dense: ", table)
+        # Control: of a large table few rows are read.
+        large = tuple("50000" if flag == "65" else flag for flag in lm)
+        self.assertEqual(self.weft("outline", *large, "--flops", "1gflops", "-o", "large.json").returncode, 0)
+        (row,) = self.rows(*large, "--compute", "emulated", "--transport", "sim", "--outline", "large.json", "--steps", "3", "--tables",
+                           "auto", "--link", "1gbit,50us", "--out", "b")
+        self.assertEqual(row["tables"], "embrace")
+
+    def test_a_split_that_is_useless_is_said_to_be(self) -> None:
+        lm = ("--model", "lm", "--preset", "tiny", "--samples", "30", "--global-batch", "64", "--ranks", "4")
+
+        def notes(vocabulary: str, *more: str) -> tuple[int, list[str]]:
+            self.assertEqual(self.weft("outline", *lm, "--vocabulary", vocabulary, "--flops", "1gflops", "-o", "o.json").returncode, 0)
+            shutil.rmtree(self.folder / "run", ignore_errors=True)
+            done = self.weft("train", *lm, "--vocabulary", vocabulary, "--compute", "emulated", "--outline", "o.json", "--scheme", "dense",
+                             "--tables", "embrace", "--steps", "6", "--out", "run", *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            said = json.loads((self.folder / "run/summary.json").read_text())["notes"]
+            self.assertEqual([note for note in said if f"note: {note}" not in done.stdout], [])
+            return done.stderr.count("none are delayed any more"), said
+
+        once, said = notes("40")  # every rank reads every row
+        self.assertEqual((once, len(said)), (2, 2), said)  # a line for each table, by one rank
+        self.assertRegex(said[0], r"^table '.*': \d+ % of its rows are read again by the next batch: none are delayed any more$")
+        self.assertEqual(notes("50000"), (0, []))  # control
+
 
 class VariantsTest(ByOutline):
     def test_options_reach_the_run(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,30 @@ class PlanTest(unittest.TestCase):
             refused = self.weft("plan", *flags, *wrong)
             self.assertEqual(refused.returncode, 2)
             self.assertIn(says, refused.stderr)
+
+    def test_shapes_of_the_papers_fit_into_little_memory(self) -> None:
+        limit = 3 << 30  # of addresses: the tables of lm alone have 3.2 GB, a rank's gradients as many
+
+        def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run((WEFT, "plan", "--preset", "paper", "--link", "10gbit,50us", *arguments, "--json"),
+                                  capture_output=True, text=True, timeout=60 * FACTOR, check=False, cwd=self.folder,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+
+        for model, ranks, more in (("lm", "8", ("--tables", "embrace")), ("lm", "4", ("--scheme", "dense")),
+                                   ("gnmt", "8", ("--tables", "embrace"))):
+            done = limited("--model", model, "--ranks", ranks, *more)
+            self.assertEqual(done.returncode, 0, (model, done.stderr[-400:]))
+            plan = json.loads(done.stdout)
+            self.assertGreater(plan["parameters"], 200e6)
+            self.assertGreater(plan["byte_scale"], 1 if "dense" in more or model == "gnmt" else 0)
+            if "dense" in more:  # the bytes are those of all elements: 2 (P-1)/P of 4 bytes
+                self.assertAlmostEqual(plan["busiest_port_bytes"] / (1.5 * 4 * plan["parameters"]), 1, delta=0.01)
+        # Control: what is walked whole does not fit. What is known not to fit before is a sentence.
+        whole = limited("--model", "gnmt", "--ranks", "4", "--scheme", "powersgd")
+        self.assertNotEqual(whole.returncode, 0)
+        refused = self.weft("plan", "--model", "lm", "--preset", "paper", "--ranks", "64", "--scheme", "powersgd")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("ranks with 8", refused.stderr)
 
     def test_a_tied_table_is_dense_beside_tables_that_are_apart(self) -> None:
         def row_of(*tables: str) -> dict[str, Any]:

@@ -77,6 +77,49 @@ TEST_P(RowListsOf, AreTheSameOnAllRanks) {
   EXPECT_NE(hashes(true)[0], same[0]);  // control
 }
 
+// Values that everybody gets are packed once: the same arrives, by as many bytes, as from a copy for each.
+TEST_P(RowListsOf, OneCopyServesAllRanks) {
+  const int size = GetParam();
+  const auto at = [](int rank) { return static_cast<std::size_t>(rank); };
+  const auto value = [](int rank, int i) { return static_cast<float>(100 * rank + i); };
+  const auto count = [](int rank) { return std::int64_t{3} * rank; };  // rank 0 has none
+  const auto fill = [&](Flow<float>& flow, int me, int copies) {
+    flow.resize(size);
+    flow.same = copies == 1;
+    flow.send.clear();
+    for (int c = 0; c < copies; ++c)
+      for (int i = 0; i < count(me); ++i) flow.send.push_back(value(me, i));
+    for (int r = 0; r < size; ++r) {
+      flow.send_counts[at(r)] = count(me);
+      flow.recv_counts[at(r)] = count(r);
+    }
+    flow.make_room();
+  };
+  run_ranks(size, [&](World& world) {
+    const int me = world.rank();
+    std::vector<float> arrived[2];
+    std::uint64_t sent[2] = {};
+    for (const int which : {0, 1}) {
+      Flow<float> flow;
+      fill(flow, me, which == 0 && size > 1 ? size : 1);
+      EXPECT_EQ(flow.send.size(), at(static_cast<int>(count(me))) * (which == 0 ? at(size) : 1u));
+      const auto run = [](Comm comm, Flow<float>* f, std::uint64_t* bytes) -> Task<void> {
+        co_await exchange(comm, f);
+        *bytes = comm.bytes_sent();
+      };
+      world.run({.name = "rows"}, [&](Comm comm) { return run(comm, &flow, &sent[which]); });
+      arrived[which] = flow.recv;
+    }
+    std::vector<float> expected;
+    for (int r = 0; r < size; ++r)
+      for (int i = 0; i < count(r); ++i) expected.push_back(value(r, i));
+    EXPECT_EQ(arrived[1], expected);
+    EXPECT_EQ(arrived[0], expected);
+    EXPECT_EQ(sent[1], sent[0]);
+    EXPECT_EQ(sent[1], at(static_cast<int>(count(me))) * 4 * at(size - 1));
+  });
+}
+
 // ---- balance ----
 
 struct Fetch {

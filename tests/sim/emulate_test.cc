@@ -196,6 +196,29 @@ TEST(Simulate, BytesAreThoseOfTheFormula) {
   }
 }
 
+// Of the time in which some exchange is under way, what nobody waits is hidden.
+TEST(Simulate, ExchangesHideBehindComputation) {
+  const auto run = [](const Times& t) {
+    std::vector<EmulatedSteps> ranks = simulate_ranks(outline_of(t), options_of("dense"), simulation_of(2));
+    for (std::vector<double>* values : {&ranks[0].waited_seconds, &ranks[0].exchange_seconds})
+      values->pop_back();  // is settled at its end
+    return ranks[0];
+  };
+  // All of it but for the last tenth of a millisecond or so: the second one is here before the first starts.
+  const EmulatedSteps all = run({.first_wire = 0.0004, .backward = {0.05, 0.008}});
+  EXPECT_NEAR(mean(all.exchange_seconds), 0.0104, kClose);
+  EXPECT_LT(mean(all.waited_seconds), kClose);
+  // Nothing: a model that computes nothing waits all the time.
+  const Times idle{.forward = {0, 0}, .backward = {0, 0}, .update = {0, 0}};
+  const EmulatedSteps none = run(idle);
+  EXPECT_NEAR(mean(none.exchange_seconds), 0.03, kClose);
+  EXPECT_NEAR(mean(none.waited_seconds), mean(none.exchange_seconds), 1e-6);
+  // What comes last is the first block's: nothing goes on before it is here.
+  const EmulatedSteps late = run({.first_wire = 0.02, .second_wire = 0.0004, .forward = {0, 0.01}});
+  EXPECT_NEAR(mean(late.exchange_seconds), 0.0204, kClose);
+  EXPECT_NEAR(mean(late.waited_seconds), 0.02, kClose);
+}
+
 TEST(Simulate, TheSameOptionsGiveTheSameNumbers) {
   const Outline outline = outline_of({});
   EmulationOptions options = options_of("spardl");

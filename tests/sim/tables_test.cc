@@ -1,6 +1,7 @@
 // Tables in training steps of an outline, in virtual time: bytes against formulas written out from the ids
 // that were drawn, and what scheduling is worth.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include "planner/plan.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
+#include "workload/model_shapes.h"
 #include "workload/table_draws.h"
 
 namespace weft {
@@ -65,47 +67,43 @@ std::set<std::int64_t> list_of(const OutlineTable& table, int rank, std::int64_t
   return {ids.begin(), ids.end()};
 }
 
-// Of one rank in all steps: ids and rows of a step more than gradients, because the step behind the last one
-// is announced.
-std::int64_t bytes_by_hand(const Outline& outline, int rank, int ranks, std::int64_t steps) {
-  const std::int64_t first = kWidth * rank / ranks;
+// Of one rank in a step: ids, rows and gradients of both tables.
+std::int64_t bytes_by_hand(const Outline& outline, int rank, int ranks, std::int64_t step) {
+  const std::int64_t width = kWidth * (rank + 1) / ranks - kWidth * rank / ranks;
   std::int64_t sum = 0;
   for (const OutlineTable& table : outline.tables) {
-    for (std::int64_t step = 0; step <= steps; ++step) {
-      const auto mine = static_cast<std::int64_t>(list_of(table, rank, step).size());
-      std::int64_t others = 0;
-      for (int r = 0; r < ranks; ++r)
-        if (r != rank) others += static_cast<std::int64_t>(list_of(table, r, step).size());
-      const std::int64_t width = kWidth * (rank + 1) / ranks - first;
-      sum += 4 * mine * (ranks - 1) + 4 * width * others;
-      if (step < steps) sum += 4 * (kWidth - width) * mine;
-    }
+    const auto mine = static_cast<std::int64_t>(list_of(table, rank, step).size());
+    std::int64_t others = 0;
+    for (int r = 0; r < ranks; ++r)
+      if (r != rank) others += static_cast<std::int64_t>(list_of(table, r, step).size());
+    sum += 4 * mine * (ranks - 1) + 4 * width * others + 4 * (kWidth - width) * mine;
   }
   return sum;
 }
 
+// Of every step, whenever its exchanges ended.
 TEST(SimulatedTables, BytesAreThoseOfTheFormulas) {
   const Outline outline = two_tables();
   for (const int ranks : {1, 2, 4}) {  // that divide the columns: blocks are as written out
-    for (const char* scheduling : {"off", "horizontal", "both"}) {
+    for (const char* scheduling : {"off", "horizontal", "both", "two-sided"}) {
       const EmulationOptions options = options_of("embrace", scheduling);
       const std::vector<EmulatedSteps> got = simulate_ranks(outline, options, simulation_of(ranks, 1e7));
       for (int r = 0; r < ranks; ++r) {
         const EmulatedSteps& mine = got[static_cast<std::size_t>(r)];
-        const double sent = std::accumulate(mine.payload_bytes.begin(), mine.payload_bytes.end(), 0.0);
         // A ring over two vectors of 30,000, which every number of ranks here divides.
-        const double dense = 6 * 2 * 2.0 * (ranks - 1) / ranks * 30'000 * 4;
-        // Without a chain the rows of the step behind the last one are not looked up.
-        std::int64_t tables = bytes_by_hand(outline, r, ranks, options.steps);
-        if (std::string_view(scheduling) == "off") {
-          for (const OutlineTable& table : outline.tables) {
-            std::int64_t others = 0;
-            for (int o = 0; o < ranks; ++o)
-              if (o != r) others += static_cast<std::int64_t>(list_of(table, o, options.steps).size());
-            tables -= 4 * (kWidth / ranks) * others;
+        const double dense = 2 * 2.0 * (ranks - 1) / ranks * 30'000 * 4;
+        ASSERT_EQ(mine.payload_bytes.size(), 6u);
+        for (std::size_t step = 0; step < mine.payload_bytes.size(); ++step) {
+          const auto tables =
+              static_cast<double>(bytes_by_hand(outline, r, ranks, static_cast<std::int64_t>(step)));
+          EXPECT_EQ(mine.payload_bytes[step] - dense, tables) << ranks << " ranks, " << scheduling;
+          EXPECT_EQ(mine.table_formula_bytes[step], tables) << ranks << " ranks, " << scheduling;
+          // Control: another step has other bytes, so that one that is booked late is seen.
+          if (ranks > 1 && step > 0) {
+            EXPECT_NE(mine.payload_bytes[step], mine.payload_bytes[step - 1]);
           }
         }
-        EXPECT_EQ(sent - dense, static_cast<double>(tables)) << ranks << " ranks, " << scheduling;
+        EXPECT_EQ(static_cast<double>(mine.formula_bytes), dense + mine.table_formula_bytes.back());
       }
     }
   }
@@ -262,6 +260,92 @@ TEST(SimulatedTables, DenseTablesTakeMore) {
   const SimulationOptions unlimited = simulation_of(4, 0);
   EXPECT_NEAR(step_of(outline, options_of("dense"), unlimited), compute_seconds(outline) + 0.005, 1e-4);
   EXPECT_NEAR(step_of(outline, options_of("embrace"), unlimited), compute_seconds(outline), 1e-4);
+}
+
+// Of gradients every element stands for some, of rows each for itself: the same bytes, and nearly the same
+// time, with and without what computation costs.
+TEST(SimulatedTables, AByteScaleLeavesThemAlone) {
+  const Outline outline = two_tables();
+  for (const char* way : {"embrace", "allgather", "hashed"}) {
+    for (const double cost : {0.0, 1e-9}) {
+      SimulationOptions simulation = simulation_of(4, 1e7);
+      simulation.costs.kernels.copy_byte = simulation.costs.kernels.fold_byte = cost;
+      simulation.costs.kernels.unite_index = cost;
+      const auto run = [&](const Outline& of, int scale) {
+        simulation.byte_scale = scale;
+        return simulate_ranks(of, options_of(way), simulation);
+      };
+      const std::vector<EmulatedSteps> all = run(outline, 1), some = run(outline, 5);
+      for (std::size_t r = 0; r < all.size(); ++r) {
+        EXPECT_EQ(some[r].payload_bytes, all[r].payload_bytes) << way;
+        EXPECT_EQ(some[r].table_formula_bytes, all[r].table_formula_bytes) << way;
+        EXPECT_EQ(some[r].formula_bytes, all[r].formula_bytes) << way;
+      }
+      EXPECT_NEAR(step_of(some[0]), step_of(all[0]), 0.01 * step_of(all[0])) << way;
+      // Controls: a fifth of the gradients without a scale, and rows that count as gradients do.
+      Outline small = outline;
+      for (const std::size_t w : {1u, 2u}) small.tensors[w].length /= 5;
+      small.parameters -= 2 * 24'000;
+      EXPECT_LT(step_of(run(small, 1)[0]), 0.95 * step_of(all[0])) << way;
+      Outline more = outline;
+      for (OutlineTable& table : more.tables) table.width *= 5;
+      for (const std::size_t t : {0u, 3u}) {
+        more.tensors[t].columns *= 5;
+        more.tensors[t].length *= 5;
+      }
+      more.parameters += 2 * 4 * kRows * kWidth;
+      EXPECT_GT(step_of(run(more, 1)[0]), 1.01 * step_of(all[0])) << way;
+    }
+  }
+}
+
+// Rows that every batch reads cannot be delayed: a plan says so in its row, and a run in its notes.
+TEST(SimulatedTables, ASplitThatIsUselessIsSaidToBe) {
+  Outline outline = two_tables();
+  const auto why = [&] {
+    std::string out;
+    for (const PlanRow& row : make_plan(outline, options_of("embrace"), simulation_of(4, 1e7)).rows)
+      if (row.tensor == "out") out = row.why;
+    return out;
+  };
+  const std::string kSays = "are read again by the next batch: none are delayed any more";
+  EXPECT_EQ(why().find(kSays), std::string::npos);  // control
+  assume_lookups(outline.tables[1], 50 * kRows, 0);
+  EXPECT_NE(why().find(kSays), std::string::npos) << why();
+  const std::vector<EmulatedSteps> got =
+      simulate_ranks(outline, options_of("embrace"), simulation_of(4, 1e7));
+  ASSERT_EQ(got[3].notes.size(), 1u);
+  EXPECT_TRUE(got[3].notes[0].starts_with("table 'out': ") && got[3].notes[0].ends_with(kSays));
+}
+
+double peak_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return 1024.0 * static_cast<double>(usage.ru_maxrss);
+}
+
+// Plans of the papers' shapes hold no table and no whole gradient.
+TEST(SimulatedTables, PlansOfLargeShapesNeedLittleMemory) {
+  constexpr double kBound = 2.5e9;
+  const double before = peak_bytes();
+  for (const char* way : {"embrace", "scheme"}) {
+    const Outline outline = outline_from_flops(model_shape("lm", model_options("lm", "paper")), 200, 50e9);
+    EmulationOptions options;
+    options.parallel.scheme.name = "dense";
+    options.tables.way = way;
+    SimulationOptions simulation = simulation_of(8, 1.25e9);
+    simulation.byte_scale = walk_scale(outline, options, simulation.ranks);
+    const Plan plan = make_plan(outline, options, simulation);
+    EXPECT_LT(peak_bytes() - before, kBound) << way;
+    EXPECT_GT(plan.prediction.step_seconds, 0);
+    // Control: the walk that has it all would need more, of gradients or of tables with their moments.
+    EXPECT_GT((std::string_view(way) == "scheme" ? 8.0 : 3.0) * 4 * static_cast<double>(outline.parameters),
+              kBound);
+    if (std::string_view(way) == "scheme") {  // its bytes are those of all elements: 2 (P-1)/P of 4 bytes
+      const double exact = 1.75 * 4 * static_cast<double>(outline.parameters);
+      EXPECT_NEAR(plan.prediction.busiest_port_bytes, exact, 0.01 * exact);
+    }
+  }
 }
 
 TEST(TableDraws, HitAsManyRowsAsTheyWereFittedTo) {

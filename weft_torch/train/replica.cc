@@ -314,6 +314,7 @@ StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const Step
   cut_.begin(micro_batches, context_);
   experts_->begin(micro_batches);
   walker_->walk(strategies_->next_table(micro_batches_));
+  if (strategies_->result()) outcome_.sent_bytes += job_->table_bytes();
   outcome_.last_loss = strategies_->last_loss();
   outcome_.tokens = static_cast<std::int64_t>(strategies_->tokens());
   return outcome_;
@@ -331,6 +332,7 @@ StepOutcome Replica::Core::settle() {
   if (!strategies_->under_way()) return outcome_;
   walker_->walk(strategies_->tables(micro_batches_).settle);
   take_result();
+  if (strategies_->result()) outcome_.sent_bytes += job_->table_bytes();
   outcome_.last_loss = strategies_->last_loss();
   return outcome_;
 }
@@ -449,7 +451,7 @@ void Replica::Core::take_result() {
   if (!result) return;
   outcome_.gradient_norm =
       options_.parallel.clip_local > 0 ? job_->parallel().local_norm() : strategies_->gradient_norm();
-  outcome_.sent_bytes = job_->take_sent_bytes();
+  outcome_.sent_bytes = job_->sent_bytes();
   if (result->committed) return;
   outcome_.skipped = result->text;
   ++skipped_steps_;

@@ -11,7 +11,9 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <utility>
 
+#include "base/statistics.h"
 #include "data/open.h"
 #include "data/prefetch.h"
 #include "embedding/ways.h"
@@ -20,6 +22,7 @@
 #include "state/optimizer.h"
 #include "state/registry.h"
 #include "step/strategies.h"
+#include "transports/endpoint.h"
 #include "weft/error.h"
 #include "weft_torch/models/model.h"
 #include "weft_torch/train/agree.h"
@@ -95,6 +98,7 @@ class Trainer {
   void settle(std::optional<int> expert_ranks = std::nullopt);
   void watch_packing();
   void pack(std::int64_t steps);
+  double exchanged();
   void complete(const StepOutcome& outcome);
   void save(std::int64_t steps_done);
   void keep_times(const StepTimes& times);
@@ -115,11 +119,12 @@ class Trainer {
   int expert_ranks_ = 0;                   // of the checkpoint, where they were chosen on the way
   std::optional<StepRecord> open_record_;  // its loss is not known yet
   double began_ = 0;                       // the step that runs
+  Time communicated_{};                    // of the engine, when that was
   std::int64_t skipped_in_a_row_ = 0;
 
   TrainSummary summary_;
-  std::uint64_t bytes_before_ = 0;                // that this rank sent before its first step
-  std::vector<double> seconds_, waited_, bytes_;  // of each step
+  std::uint64_t bytes_before_ = 0;  // that this rank sent before its first step
+  std::vector<double> seconds_, waited_, exchanged_, bytes_, table_formula_;  // of each step
   double tokens_ = 0;
   Figures figures_;
   std::int64_t walked_ = 0;                  // steps, in this process
@@ -224,7 +229,10 @@ std::vector<Batch> Trainer::micro_batches() {
 }
 
 void Trainer::one_step(std::int64_t step) {
-  if (!open_record_) began_ = now();  // else it began when the last one ended
+  if (!open_record_) {  // else it began when the last one ended
+    began_ = now();
+    exchanged();
+  }
   replica_->set_density(density_at(options_, step));
   replica_->set_lr(lr_at(options_, step));
   const StepContext context{.seed = options_.seed, .step = step};
@@ -247,6 +255,7 @@ void Trainer::one_step(std::int64_t step) {
       record.expert_load.push_back(router->load(layer));
   }
   if (packing_ != nullptr) record.packing = packing_->packing();
+  record.exchange_seconds = exchanged();
   const double ended = now();
   record.seconds = ended - began_;
   began_ = ended;
@@ -254,11 +263,19 @@ void Trainer::one_step(std::int64_t step) {
   batches_->advance();
 }
 
+// Seconds since the last call in which some exchange was under way.
+double Trainer::exchanged() {
+  const Time now = world_.comm().endpoint().communication().until(world_.engine().now());
+  return seconds(now - std::exchange(communicated_, now));
+}
+
 // The open record's step is over.
 void Trainer::complete(const StepOutcome& outcome) {
   StepRecord record = *std::exchange(open_record_, std::nullopt);
   record.loss = outcome.last_loss.value_or(0);
   record.payload_bytes = outcome.sent_bytes;
+  record.table_formula_bytes =
+      static_cast<std::uint64_t>(replica_->job().table_formula_bytes(options_.planned_link));
   record.gradient_norm = outcome.gradient_norm;
   record.skipped = outcome.skipped;
   if (summary_.steps++ == 0) summary_.first_step = record.step;
@@ -272,6 +289,8 @@ void Trainer::complete(const StepOutcome& outcome) {
   seconds_.push_back(record.seconds);
   bytes_.push_back(static_cast<double>(record.payload_bytes));
   waited_.push_back(record.waited_seconds);
+  exchanged_.push_back(record.exchange_seconds);
+  table_formula_.push_back(static_cast<double>(record.table_formula_bytes));
   tokens_ += static_cast<double>(record.tokens);
   observer_.step(record);
   if (skipped_in_a_row_ == kMostSkipped) {
@@ -293,6 +312,8 @@ void Trainer::settle(std::optional<int> expert_ranks) {
   open_record_->seconds += open_record_->settle_seconds;
   open_record_->settle_waited_seconds = outcome.waited_seconds;
   open_record_->waited_seconds += outcome.waited_seconds;
+  open_record_->settle_exchange_seconds = exchanged();
+  open_record_->exchange_seconds += open_record_->settle_exchange_seconds;
   complete(outcome);
 }
 
@@ -362,6 +383,9 @@ TrainSummary Trainer::summary() {
   world_.all_reduce(Dense(std::span(largest)), {.reduction = Reduction::max});
   summary_.wire_bytes = static_cast<std::uint64_t>(largest.back());
   largest.pop_back();
+  std::vector<double> table_formula = table_formula_;
+  if (!table_formula.empty())
+    world_.all_reduce(Dense(std::span(table_formula)), {.reduction = Reduction::max});
   const auto mean = [&](std::vector<double> values) {
     if (!values.empty()) world_.all_reduce(Dense(std::span(values)));
     for (double& value : values) value /= world_.size();
@@ -375,14 +399,20 @@ TrainSummary Trainer::summary() {
   job.settled_seconds = std::move(ends);
   job.rank_seconds = mean(seconds_);
   job.rank_waited_seconds = mean(waited_);
+  job.rank_exchange_seconds = mean(exchanged_);
   job.payload_bytes = std::move(largest);
   summarize(job, tokens_, summary_);
   summary_.outline = own_outline();
   summary_.link = figures_.cost;
   if (packing_ != nullptr) summary_.packings = packing_->changes();
   if (summary_.steps > 0) {
+    const JobStrategies& strategies = replica_->job();
+    const std::int64_t last_tables = strategies.table_formula_bytes(options_.planned_link);
     summary_.formula_bytes_per_step =
-        static_cast<double>(replica_->job().formula_bytes(options_.planned_link, figures_.micro_op_bytes));
+        static_cast<double>(strategies.formula_bytes(options_.planned_link, figures_.micro_op_bytes) -
+                            last_tables) +
+        median(table_formula);
+    summary_.notes = strategies.notes();
   } else {
     summary_.first_step = first_step_;
   }

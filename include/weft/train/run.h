@@ -48,13 +48,15 @@ struct StepRecord {
   double loss = 0;  // mean over counted tokens of all ranks
   double lr = 0;
   double density = 0;
-  std::int64_t tokens = 0;    // counted, of all ranks
-  double seconds = 0;         // wall time
-  double waited_seconds = 0;  // for communication, in that time
-  // Of both: with no forward beside them, because the run settled behind this step.
-  double settle_seconds = 0, settle_waited_seconds = 0;
-  std::uint64_t payload_bytes = 0;  // of its gradients, without frames
-  double gradient_norm = 0;         // where gradients are clipped
+  std::int64_t tokens = 0;      // counted, of all ranks
+  double seconds = 0;           // wall time
+  double waited_seconds = 0;    // for communication, in that time
+  double exchange_seconds = 0;  // in which some exchange was under way, in that time
+  // Of all three: with no forward beside them, because the run settled behind this step.
+  double settle_seconds = 0, settle_waited_seconds = 0, settle_exchange_seconds = 0;
+  std::uint64_t payload_bytes = 0;        // of its gradients and tables, without frames
+  std::uint64_t table_formula_bytes = 0;  // of tables, by embedding/formula.h
+  double gradient_norm = 0;               // where gradients are clipped
   // Of each layer of experts: choices of its busiest expert over an even share of all, of all ranks' tokens.
   std::vector<double> expert_load;
   std::string skipped;  // it was left out: why
@@ -77,7 +79,13 @@ struct TrainSummary {
   std::vector<double> step_seconds;   // of the job: from the end of a step on the last rank to the next one's
   double waiting_share = 0;           // of the ranks' time, mean over them
   double payload_bytes_per_step = 0;  // median; of the busiest rank's gradients, without frames
-  double formula_bytes_per_step = 0;  // of the last step; see data_parallel/formula.h
+  // Of the busiest rank: of gradients in the last step (data_parallel/formula.h) and of tables, the median
+  // (embedding/formula.h).
+  double formula_bytes_per_step = 0;
+  // Of the ranks' time in which some exchange was under way, what nobody waited: mean over them. None where
+  // nothing was exchanged.
+  std::optional<double> hidden_share;
+  std::vector<std::string> notes;  // what the user should know of how it went
   // All that the busiest rank sent, with frames and control; none in virtual time, where nothing is framed.
   std::optional<std::uint64_t> wire_bytes;
   // Of a run whose model computed, what it measured of itself: what its blocks took (median over the last

@@ -39,7 +39,7 @@ class Plan {
   Task<void> exchange();
 
  private:
-  Dense part_for(int rank) const { return block_of(exchange_.send, exchange_.send_blocks, rank); }
+  Dense part_for(int rank) const { return exchange_.part_for(rank); }
   Dense place_of(int rank) const { return block_of(exchange_.recv, exchange_.recv_blocks, rank); }
   // What neighbour `local` has for this column's rank in `node`.
   std::int64_t& count(int node, int local) {

@@ -43,7 +43,7 @@ class Steps {
  private:
   void enter() {
     if (over()) return;
-    out_ = {block_of(exchange_.send, exchange_.send_blocks, to()), micro_op_bytes_};
+    out_ = {exchange_.part_for(to()), micro_op_bytes_};
     in_ = {block_of(exchange_.recv, exchange_.recv_blocks, from()), micro_op_bytes_};
   }
 
@@ -71,7 +71,7 @@ Task<void> all_to_all_pairwise(Comm comm, AllToAllParts exchange, std::size_t mi
   // Step 1
   for (int i = 0; i < kAhead && !posted.over(); ++i) post_next();
   // Step 2
-  const Dense own = block_of(exchange.send, exchange.send_blocks, comm.rank());
+  const Dense own = exchange.part_for(comm.rank());
   const Dense place = block_of(exchange.recv, exchange.recv_blocks, comm.rank());
   co_await copy_bytes(comm, own.bytes(), place.bytes());
   // Step 3
