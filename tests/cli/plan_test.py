@@ -64,7 +64,7 @@ class PlanTest(unittest.TestCase):
             self.assertIn(says, refused.stderr)
 
     def test_shapes_of_the_papers_fit_into_little_memory(self) -> None:
-        limit = 3 << 30  # of addresses: the tables of lm alone have 3.2 GB, a rank's gradients as many
+        limit = 4 << 30  # of addresses: the tables of lm alone have 3.2 GB, a rank's gradients as many
 
         def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run((WEFT, "plan", "--preset", "paper", "--link", "10gbit,50us", *arguments, "--json"),
@@ -76,7 +76,7 @@ class PlanTest(unittest.TestCase):
             done = limited("--model", model, "--ranks", ranks, *more)
             self.assertEqual(done.returncode, 0, (model, done.stderr[-400:]))
             plan = json.loads(done.stdout)
-            self.assertGreater(plan["parameters"], 200e6)
+            self.assertGreater(plan["parameters"], 150e6)
             self.assertGreater(plan["byte_scale"], 1 if "dense" in more or model == "gnmt" else 0)
             if "dense" in more:  # the bytes are those of all elements: 2 (P-1)/P of 4 bytes
                 self.assertAlmostEqual(plan["busiest_port_bytes"] / (1.5 * 4 * plan["parameters"]), 1, delta=0.01)
