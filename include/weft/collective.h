@@ -115,8 +115,8 @@ struct AllToAllOptions {
 // P bytes.
 Task<void> all_to_all(Comm comm, Dense send, Dense recv, AllToAllOptions options = {});
 
-// Where the parts of an all-to-all lie: `counts` elements for (or from) each rank, one after the other. The
-// counts stay until the task is done.
+// Where the parts of an all-to-all lie: `counts` elements for (or from) each rank, one after the other, which
+// stay until the task is done. What is sent without counts goes whole to every rank.
 struct Parts {
   Dense data;
   std::span<const std::int64_t> counts;

@@ -148,7 +148,7 @@ class Engine final : public Pollable {
 
   // Any thread. Time on the engine's clock.
   Time now() const;
-  // Any thread. One line of level info, where there is a log.
+  // Any thread. One line that a user should see (a warning), where there is a log.
   void log_line(const std::string& line) const;
   // Any thread. Adds a span (computing, waiting) that ends now to the trace, where there is one.
   void note(TraceEvent::Kind kind, std::string_view name, std::uint32_t step, Time started);
