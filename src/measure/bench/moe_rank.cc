@@ -139,6 +139,7 @@ std::uint64_t MoeRank::bytes_sent() {
 
 bool MoeRank::correct(bool spoil) const {
   std::vector<Experts::Rows> home;
+  home.reserve(made_.size());
   for (int s = 0; s < layer().slices; ++s)
     home.push_back(alone() ? made_[static_cast<std::size_t>(s)]
                            : experts_->arrived(0, RowExchange::combine, s, 0));

@@ -62,6 +62,7 @@ MoeRouting::MoeRouting(const MoeBench& bench, int ranks)
 
 void MoeRouting::draw() {
   std::vector<double> cumulative;
+  cumulative.reserve(static_cast<std::size_t>(bench_.experts));
   double sum = 0;
   for (int e = 0; e < bench_.experts; ++e)
     cumulative.push_back(sum += bench_.routing == "zipf" ? std::pow(e + 1, -bench_.zipf) : 1);
