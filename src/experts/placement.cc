@@ -85,7 +85,8 @@ ExpertPlacement Draft::placement() const {
 std::vector<std::size_t> decreasing(const std::vector<double>& sizes) {
   std::vector<std::size_t> out(sizes.size());
   std::iota(out.begin(), out.end(), std::size_t{0});
-  std::ranges::stable_sort(out, [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  std::ranges::sort(
+      out, [&](std::size_t a, std::size_t b) { return sizes[a] != sizes[b] ? sizes[a] > sizes[b] : a < b; });
   return out;
 }
 
@@ -199,6 +200,7 @@ double max_load(const ExpertPlacement& placement, std::span<const double> rows, 
 std::vector<std::int64_t> quotas(std::int64_t rows, std::size_t replicas) {
   const Blocks blocks(static_cast<int>(replicas), rows);
   std::vector<std::int64_t> out;
+  out.reserve(replicas);
   for (std::size_t i = 0; i < replicas; ++i) out.push_back(blocks.count(static_cast<int>(i)));
   return out;
 }

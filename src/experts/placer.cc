@@ -19,7 +19,8 @@ namespace {
 std::set<std::size_t> most_popular(std::span<const double> rows, std::size_t count) {
   std::vector<std::size_t> order(rows.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return rows[a] > rows[b]; });
+  std::ranges::sort(
+      order, [&](std::size_t a, std::size_t b) { return rows[a] != rows[b] ? rows[a] > rows[b] : a < b; });
   return {order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(count, order.size()))};
 }
 
@@ -55,7 +56,7 @@ void check(const PlacerOptions& o) {
 bool keeps(const ExpertPlacement& plan, std::span<const double> expected, std::span<const double> real,
            const PlacerOptions& o) {
   if (o.check == "sets") {
-    const auto count = static_cast<std::size_t>(2 * o.choices);
+    const auto count = 2 * static_cast<std::size_t>(o.choices);
     return most_popular(expected, count) == most_popular(real, count);
   }
   const double all = std::accumulate(real.begin(), real.end(), 0.0);

@@ -8,7 +8,8 @@
 //             while the layer before is computed. Check, when the gate has spoken: the plan is kept if it is
 //             good for the rows that really came, else the layer is planned again by them
 //   ideal     every expert gets as many rows as any other: what a gate would give that balances perfectly, with
-//             the plan for such rows. A limit to compare with, for whoever draws rows; a real gate is not changed
+//             the plan for such rows. A limit of the load to compare with, for whoever draws rows; a real gate is
+//             not changed. (Not of what travels: rows of a hot expert that is everywhere stay where they are)
 //
 // The check of a plan, one of two:
 //   sets      the 2k most popular experts, expected and real, are the same, in any order (k: choices)
@@ -40,7 +41,8 @@ inline constexpr std::array kPlacements{
     PlacementKind{.name = "static", .summary = "an expert is on one rank and stays there"},
     PlacementKind{.name = "history", .summary = "balanced by the last batches", .remembers = true},
     PlacementKind{.name = "lina", .summary = "by each batch's paths, checked at the gate", .estimates = true},
-    PlacementKind{.name = "ideal", .summary = "a gate that balances perfectly: the limit", .balanced = true},
+    PlacementKind{
+        .name = "ideal", .summary = "a gate that balances perfectly, to compare with", .balanced = true},
 };
 std::vector<std::string_view> placement_names();
 // Throws UsageError with the nearest name.

@@ -20,6 +20,10 @@ constexpr double kMostPaths = 0x1p62;                       // numbers of paths 
 
 [[noreturn]] void refuse(const std::string& what) { throw UsageError("popularity: " + what); }
 
+[[noreturn]] void refuse_in(const std::string& file, const std::string& name, const std::string& what) {
+  refuse("'" + file + "': '" + name + "' " + what);
+}
+
 std::string name_of(std::size_t layer, std::size_t length, const char* what) {
   return "layer." + std::to_string(layer) + ".path." + std::to_string(length) + "." + what;
 }
@@ -121,7 +125,9 @@ void Popularity::estimate(int layer, std::span<const std::int32_t> path, std::sp
   }
   std::vector<std::size_t> order(experts());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return counts[a] > counts[b]; });
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
+    return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
+  });
   for (std::size_t i = 0; i < static_cast<std::size_t>(options_.top); ++i)
     rows[order[i]] += share * static_cast<double>(counts[order[i]]);
 }
@@ -174,7 +180,7 @@ Popularity Popularity::load(const std::filesystem::path& path) {
     for (std::size_t length = 0; length < out.layers_[l].size(); ++length) {
       const std::string name = name_of(l, length, "paths");
       const wire::TensorEntry* const entry = file.find(name);
-      if (entry == nullptr || entry->shape.size() != 1) refuse("'" + where + "' has no paths '" + name + "'");
+      if (entry == nullptr || entry->shape.size() != 1) refuse_in(where, name, "is not there");
       const std::int64_t rows = entry->shape.front();
       const std::span paths = file.view<std::int64_t>(name, {rows});
       const std::span counts = file.view<std::int64_t>(name_of(l, length, "counts"), {rows, options.experts});
@@ -182,14 +188,13 @@ Popularity Popularity::load(const std::filesystem::path& path) {
       for (const std::int64_t key : paths) {
         if (key < 0 || static_cast<std::uint64_t>(key) >= most ||
             !seen.row_of_path.emplace(static_cast<std::uint64_t>(key), seen.row_of_path.size()).second)
-          refuse("'" + where + "': '" + name + "' has path " + std::to_string(key) +
-                 " twice, or has no such");
+          refuse_in(where, name, "has a path twice, or one that cannot be");
       }
       for (std::size_t row = 0; row < paths.size(); ++row) {
         const std::span mine = counts.subspan(row * out.experts(), out.experts());
         const bool sound = std::ranges::all_of(mine, [](auto c) { return c >= 0 && c <= kMostCount; });
         if (!sound || std::ranges::all_of(mine, [](auto c) { return c == 0; }))
-          refuse("'" + where + "': counts of '" + name + "' cannot be");
+          refuse_in(where, name, "has counts that cannot be");
       }
       seen.counts.assign(counts.begin(), counts.end());
       most *= static_cast<std::uint64_t>(options.experts);

@@ -239,6 +239,7 @@ std::vector<std::vector<Served>> serve_simulated(int ranks, const EmulatedLink& 
     sim.sim.link.scale_up_bytes_per_second = link.scale_up_bytes_per_second;
   SimRanks engines(sim);
   std::vector<std::unique_ptr<ServedRank>> all;
+  all.reserve(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r)
     all.push_back(std::make_unique<ServedRank>(engines.engine(r), options, router));
   std::vector<std::vector<Served>> out;

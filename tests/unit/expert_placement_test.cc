@@ -199,6 +199,7 @@ TEST(Placer, AnAdversarialEstimateAlwaysIsAndIsThenAsGoodAsAPlanWithoutOne) {
       const std::vector<double> real(counts.begin(), counts.end());
       const auto [least, most] = std::ranges::minmax(real);
       std::vector<double> wrong;  // the hottest is expected to be the coldest
+      wrong.reserve(real.size());
       for (const double rows : real) wrong.push_back(least + most - rows);
       placer.plan(0, wrong);
       const double misled = max_load(placer.placement(0), real, placer.options().place);

@@ -221,11 +221,11 @@ TEST(Popularity, DoesNotTrustAFile) {
   const std::vector<std::int64_t> zero{0}, one{1}, twice{0, 0}, counts{3, 1}, bad{-1, 2}, none{0, 0},
       four{1, 2, 3, 4};
   EXPECT_THAT(refused({}, {}), HasSubstr("no profile"));
-  EXPECT_THAT(refused({}, sound), HasSubstr("has no paths"));
-  EXPECT_THAT(refused(entries(one, counts), sound), HasSubstr("path 1 twice, or has no such"));
-  EXPECT_THAT(refused(entries(twice, four), sound), HasSubstr("path 0 twice"));
-  EXPECT_THAT(refused(entries(zero, bad), sound), HasSubstr("cannot be"));
-  EXPECT_THAT(refused(entries(zero, none), sound), HasSubstr("cannot be"));
+  EXPECT_THAT(refused({}, sound), HasSubstr("is not there"));
+  EXPECT_THAT(refused(entries(one, counts), sound), HasSubstr("one that cannot be"));
+  EXPECT_THAT(refused(entries(twice, four), sound), HasSubstr("a path twice"));
+  EXPECT_THAT(refused(entries(zero, bad), sound), HasSubstr("counts that cannot be"));
+  EXPECT_THAT(refused(entries(zero, none), sound), HasSubstr("counts that cannot be"));
   wire::Metadata wrong = sound;
   wrong["experts"] = "-2";
   EXPECT_THAT(refused(entries(zero, counts), wrong), HasSubstr("no experts"));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "state/checkpoint.h"
@@ -54,14 +55,17 @@ void LoadedModel::check(const GenerateRequest& r) const {
 
 // Of one row of logits.
 std::int64_t sampled(const torch::Tensor& logits, const GenerateRequest& r, std::int64_t place) {
-  const torch::Tensor values = logits.to(torch::kFloat64).contiguous();
+  // What is no number is never chosen.
+  const torch::Tensor values =
+      logits.to(torch::kFloat64).nan_to_num(-std::numeric_limits<double>::infinity()).contiguous();
   const std::span<const double> all(values.data_ptr<double>(), static_cast<std::size_t>(values.numel()));
   if (r.temperature == 0) return std::ranges::max_element(all) - all.begin();
   std::vector<std::size_t> order(all.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const std::size_t kept =
       r.top_k == 0 ? all.size() : std::min<std::size_t>(all.size(), static_cast<std::size_t>(r.top_k));
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return all[a] > all[b]; });
+  std::ranges::sort(order,
+                    [&](std::size_t a, std::size_t b) { return all[a] != all[b] ? all[a] > all[b] : a < b; });
   order.resize(kept);
   std::vector<double> weights;
   for (const std::size_t token : order)
