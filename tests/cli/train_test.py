@@ -200,8 +200,7 @@ class RunTest(TrainTest):
                                 (("--expert-policy", "plain", "--expert-slices", "2"), "one slice"),
                                 (("--mesh", "ep=4", "--expert-packing", "3"), "does not divide the 4 ranks"),
                                 (("--mesh", "ep=2", "--expert-packing", "4"), "more than the 2 ranks"),
-                                (("--mesh", "ep=4", "--expert-packing", "most"), "neither auto nor a number"),
-                                (("--mesh", "ep=4", "--expert-packing", "2", "--packing-memory", "1kib"), "packing-memory")):
+                                (("--mesh", "ep=4", "--expert-packing", "most"), "neither auto nor a number")):
             self.refused(*moe, *arguments, says=says)
         self.refused(*TINY, "--mesh", "ep=2", "--ranks", "4", "--steps", "1", says="no experts")
 
