@@ -29,8 +29,7 @@ struct TrainFlags {
   std::optional<double> lr, momentum, beta1, beta2, weight_decay;
   bool nesterov = false;
   std::string mesh, expert_policy = ExpertOptions{}.policy, expert_all_to_all = ExpertOptions{}.all_to_all;
-  std::string mesh, expert_policy = ExpertOptions{}.policy, expert_packing = ExpertOptions{}.packing;
-  std::string packing_memory;
+  std::string expert_packing = ExpertOptions{}.packing, packing_memory;
   std::int64_t ranks = 4;
   TrainOptions options;
 };

@@ -257,8 +257,8 @@ int plan(const std::vector<std::string>& arguments) {
   if (choice) explain(made, *choice);
   if (tables) explain(made, *tables);
   if (slices) explain(made, *slices);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made, packing,
-                        simulation.byte_scale};
+  const Planned planned{command, outline, command.options.scheme, choice, tables, slices,
+                        made,    packing, simulation.byte_scale};
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;
 }

@@ -32,7 +32,7 @@ struct DrawnRouterOptions {
   double scatter = 0.5;
   std::uint64_t seed = 1;  // of the table
   bool drifts = false;
-  int period = 64;   // batches
+  int period = 64;      // batches
   double swing = 1.25;  // a topic is exp(swing) times as frequent at its best, and exp(-swing) at its worst
 };
 // Throws UsageError of one sentence.

@@ -93,7 +93,7 @@ struct EmulatedSteps {
   // Of its gradients' payload, what leaves its node: what counts at the node's port. Empty in wall time.
   std::vector<double> scale_out_bytes;
   std::int64_t formula_bytes = 0;           // of the last step: data_parallel/formula.h, embedding/formula.h
-  std::vector<PackingChange> packings;  // of experts, warm-up included
+  std::vector<PackingChange> packings;      // of experts, warm-up included
   std::vector<double> table_formula_bytes;  // of them, of tables
   std::vector<std::string> notes;           // of tables (JobStrategies::notes)
 };

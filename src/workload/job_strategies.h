@@ -148,9 +148,9 @@ class JobStrategies {
   Experts* experts_ = nullptr;
   RouterSums* router_ = nullptr;
   DataParallel* expert_parallel_ = nullptr;
-  std::vector<Place> places_;      // of each parameter
-  std::uint32_t layouts_ = 0;      // of experts, before this one
-  std::uint32_t first_step_ = 0;   // of their sums
+  std::vector<Place> places_;     // of each parameter
+  std::uint32_t layouts_ = 0;     // of experts, before this one
+  std::uint32_t first_step_ = 0;  // of their sums
   const int byte_scale_;
 };
 
