@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 
@@ -19,7 +20,7 @@ namespace weft::cli {
 
 namespace {
 
-constexpr int kPatience = 5000;  // milliseconds for a client that does not read
+constexpr std::chrono::seconds kPatience{5};  // with a client that does not read
 
 sigset_t ending_signals() {
   sigset_t set;
@@ -35,6 +36,8 @@ sigset_t ending_signals() {
 
 // False: whoever reads is gone, or does not.
 bool write_all(int fd, std::string_view bytes) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point until = Clock::now() + kPatience;  // for all of it
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written >= 0) {
@@ -44,7 +47,8 @@ bool write_all(int fd, std::string_view bytes) {
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
     pollfd room{.fd = fd, .events = POLLOUT, .revents = 0};
-    if (::poll(&room, 1, kPatience) <= 0) return false;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (left <= 0 || ::poll(&room, 1, static_cast<int>(left)) <= 0) return false;
   }
   return true;
 }

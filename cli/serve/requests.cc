@@ -15,6 +15,8 @@ using Json = nlohmann::json;
 constexpr std::array<std::string_view, 7> kKeys{"id",          "prompt", "tokens", "max_tokens",
                                                 "temperature", "top_k",  "seed"};
 
+constexpr int kDeepest = 32;
+
 std::int64_t whole(const Json& value, const std::string& key, std::int64_t least, std::int64_t most) {
   // (An unsigned number beyond the signed ones would be read as a negative one.)
   const bool sound =
@@ -48,7 +50,14 @@ std::vector<std::int64_t> prompt_of(const Json& object, const Vocabulary* words)
 
 void parse_request(const std::string& line, const Vocabulary* words, std::int64_t max_tokens,
                    ServeRequest& into) {
-  const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  // (A copy of something nested without a limit would end the process.)
+  bool too_deep = false;
+  const auto watch = [&too_deep](int depth, Json::parse_event_t, Json&) {
+    too_deep = too_deep || depth > kDeepest;
+    return depth <= kDeepest;
+  };
+  const Json object = Json::parse(line, watch, /*allow_exceptions=*/false);
+  if (too_deep) throw UsageError("this line is nested more than " + std::to_string(kDeepest) + " deep");
   if (object.is_discarded()) throw UsageError("this line is not JSON");
   if (!object.is_object()) throw UsageError("a request is a JSON object");
   if (object.contains("id")) into.id = object["id"];

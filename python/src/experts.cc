@@ -110,7 +110,11 @@ class ExpertLayer {
 
   int replicas() const { return step_->replicas(); }
 
-  int begin(std::int64_t tokens) { return live().begin(tokens); }
+  int begin(std::int64_t tokens) {
+    const int call = live().begin(tokens);
+    std::erase_if(kept_, [this](const auto& kept) { return !step_->has(kept.first); });
+    return call;
+  }
   RouteTuple route(int call, const Memory& choices) {
     const Route& way = live().call(call).route(integers_of(choices));
     return {bytes_of(way.row_of_copy), bytes_of(way.token_of_row), bytes_of(way.counts), way.num_dropped};

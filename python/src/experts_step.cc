@@ -130,6 +130,7 @@ Task<void> ExpertCall::compute(Piece piece) {
     co_return;  // tokens come from elsewhere
   Walker::Gate& resumed = walker_.gate();
   co_await resumed;
+  step_.experts(number_).computed(piece);
 }
 
 Task<void> ExpertCall::wait(Ticket ticket) {

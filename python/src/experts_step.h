@@ -63,6 +63,9 @@ class OfCalls final : public Strategy {
     const auto found = calls_.find(when.micro_batch);
     return found == calls_.end() ? Ticket{} : found->second->ticket(exchange, {when.offset, 0});
   }
+  double announced(int exchange, const When& when) override {
+    return at(when.micro_batch).announced(exchange, {when.offset, 0});
+  }
   std::vector<Ticket> work() const override {
     std::vector<Ticket> out;
     for (const auto& [number, strategy] : calls_) {
@@ -150,6 +153,7 @@ class ExpertsStep {
   Ticket reduce(int number, Dense values);
   // Nobody will ask for it again. Whether all of it has ended: else it stays until then.
   bool forget(int number);
+  bool has(int number) const { return calls_.contains(number); }
   std::vector<Ticket> tickets() const;
   // Rethrows its error. Throws pybind11::error_already_set after a signal: the operation then goes on.
   void await(const Ticket& ticket);

@@ -35,8 +35,13 @@ class LocalExperts(torch.nn.ModuleDict):
         self.layer_name, self.count, self.ep = name, count, ep
         self.each = count // ep
         first = rank() % ep * self.each
+        tensors: Dict[str, Tuple[torch.Size, torch.dtype]] = {}
         for number in range(count):
             module = make(number)  # all ranks draw all of them: torch's generators stay as they would be
+            mine = {key: (tensor.shape, tensor.dtype) for key, tensor in module.state_dict().items()}
+            if number > 0 and mine != tensors:
+                raise UsageError(f"layer '{name}': expert {number} has other tensors than expert 0: experts of a layer are alike")
+            tensors = mine
             for tensor in module.state_dict().values():
                 broadcast(tensor)
             if first <= number < first + self.each:

@@ -47,7 +47,7 @@ struct Submission {
     operation.priority = options.priority;
     operation.group = comm.group_id();
     operation.local = options.local;
-    operation.is_whole = options.slot && comm.endpoint().is_whole(*options.slot);
+    operation.is_whole = options.slot && comm.endpoint().is_whole(operation.group, *options.slot);
     if (!options.local) operation.slot = options.slot ? *options.slot : comm.next_unnamed_slot();
     operation.step = options.step;
     key.id = {operation.group, operation.slot, operation.step, 0};

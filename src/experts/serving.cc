@@ -99,9 +99,9 @@ Task<void> ExpertServing::expect(Comm comm, ExpertServing* me, int layer) {
 Task<void> ExpertServing::bring_weights(Comm comm, int layer) {
   if (options_.weight_bytes == 0) co_return;
   std::vector<bool>& held = held_[static_cast<std::size_t>(layer)];
-  std::vector<Transfer> transfers;
   std::vector<std::vector<std::byte>> brought;
   brought.reserve(experts());
+  std::vector<Transfer> transfers;  // into it
   const ExpertPlacement& placement = placer_.placement(layer);
   for (std::size_t e = 0; e < experts(); ++e) {
     const int home = static_cast<int>(e % ranks());

@@ -27,15 +27,23 @@ LinkCost figures_of(const Values& v) {
           .scale_up_seconds_per_byte = v[5]};
 }
 
+constexpr std::size_t kOneLevel = 3 * sizeof(double);  // of checkpoints that know no nodes
+
+Values values_in(std::span<const std::byte> bytes) {
+  Values out = values_of(LinkCost{});
+  std::memcpy(out.data(), bytes.data(), bytes.size());
+  return out;
+}
+
 bool takes(std::span<const std::byte> bytes) {
   Values values{};
-  if (bytes.size() == sizeof values) {
-    std::memcpy(values.data(), bytes.data(), sizeof values);
+  if (bytes.size() == sizeof values || bytes.size() == kOneLevel) {
+    values = values_in(bytes);
     const bool nodes = values[3] >= 1 && values[3] <= 1e6;
     if (values[0] > 0 && values[1] > 0 && values[2] >= 0 && nodes && values[4] >= 0 && values[5] >= 0)
       return true;
   }
-  throw UsageError("the figures of the link are not six, or not positive");
+  throw UsageError("the figures of the link are not six, or three of one level, or not positive");
 }
 
 }  // namespace
@@ -72,12 +80,7 @@ LiveRow LinkFigures::row() {
     return scratch;
   };
   out.write = [this](std::span<const std::byte> bytes) {
-    Values values{};
-    loaded_ = own_;
-    if (!bytes.empty()) {
-      std::memcpy(values.data(), bytes.data(), sizeof values);
-      loaded_ = figures_of(values);
-    }
+    loaded_ = bytes.empty() ? own_ : figures_of(values_in(bytes));
     planned_ = plan_by(engine_, loaded_);
   };
   out.takes = [](const Shard&, std::span<const std::byte> bytes) { return takes(bytes); };

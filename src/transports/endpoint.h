@@ -83,17 +83,21 @@ class Endpoint {
     scaled_.cost = whole_.cost = cost;
     whole_.cost.seconds_per_byte /= byte_scale_;
     whole_.cost.fold_seconds_per_byte /= byte_scale_;
+    whole_.cost.scale_up_seconds_per_byte /= byte_scale_;
   }
   const KernelCosts& kernels(bool whole = false) const { return (whole ? whole_ : scaled_).kernels; }
   void set_kernels(const KernelCosts& kernels) {
     scaled_.kernels = kernels;
     whole_.kernels = byte_scale_ == 1 ? kernels : scaled(kernels, 1 / byte_scale_);
   }
-  // Operations under these slots are whole: each of their bytes stands for itself. Before the first of them.
-  void add_whole_slots(std::uint32_t first, std::uint32_t count) { whole_slots_.push_back({first, count}); }
-  bool is_whole(std::uint32_t slot) const {
-    return std::ranges::any_of(
-        whole_slots_, [slot](const Slots& s) { return slot >= s.first && slot - s.first < s.count; });
+  // Operations of the group under these slots are whole: each of their bytes stands for itself. Before the first of
+  // them.
+  void add_whole_slots(std::uint64_t group, std::uint32_t first, std::uint32_t count) {
+    whole_slots_.push_back({group, first, count});
+  }
+  bool is_whole(std::uint64_t group, std::uint32_t slot) const {
+    return std::ranges::any_of(whole_slots_,
+                               [=](const Slots& s) { return group == s.group && slot - s.first < s.count; });
   }
   // Who computes for this rank in virtual time; null: whoever computes is free at once.
   SimWorkers* sim_workers() const { return sim_workers_; }
@@ -111,6 +115,7 @@ class Endpoint {
   CommunicationClock communication_;
   double byte_scale_ = 1;
   struct Slots {
+    std::uint64_t group = 0;
     std::uint32_t first = 0, count = 0;
   };
   std::vector<Slots> whole_slots_;

@@ -135,7 +135,7 @@ class EmulatedRank final : public Driver {
   const EmulationOptions& options_;
   const Figures figures_;
   const std::shared_ptr<const GradientWindows> windows_;
-  const Timetable times_;
+  Timetable times_;
   JobStrategies job_;
   DrawnExperts experts_;
   ExpertValues values_;
@@ -241,6 +241,7 @@ void EmulatedRank::deal_experts(int ranks) {
   const ExpertLayout layout{.slices = options_.experts.slices, .ranks = ranks, .rank = world_.rank() % ranks};
   job_.lay_out(shape_of(outline_, layout), ranks);
   job_.finish_move(*move);
+  times_ = timetable_of(outline_, layout);
   packing_->changed(move->most_bytes(), seconds_between(began, Clock::now()));
 }
 

@@ -53,12 +53,13 @@ ExpertOptions as_dealt(ExpertOptions options, const JobStrategies& job) {
 }  // namespace
 
 PackingNetwork packing_network(const LinkCost& figures, const std::optional<EmulatedLink>& link, int ranks) {
-  PackingNetwork out{.link = figures, .scale_up = figures, .ranks_per_node = 1};
+  PackingNetwork out{.link = figures, .scale_up = figures.inside(), .ranks_per_node = figures.node_ranks};
   if (!link) return out;
   if (link->bytes_per_second > 0) out.link.seconds_per_byte = 1 / link->bytes_per_second;
   out.link.hop_seconds = std::max(figures.hop_seconds, link->latency_seconds);
   out.scale_up = out.link;
-  if (link->nodes > 0) out.ranks_per_node = std::max(1, ranks / link->nodes);
+  if (figures.scale_up_hop_seconds > 0) out.scale_up.hop_seconds = figures.scale_up_hop_seconds;
+  out.ranks_per_node = link->nodes > 0 ? std::max(1, ranks / link->nodes) : 1;
   if (link->scale_up_bytes_per_second > 0)
     out.scale_up.seconds_per_byte = 1 / link->scale_up_bytes_per_second;
   return out;

@@ -412,6 +412,7 @@ std::int64_t JobStrategies::table_formula_bytes(const LinkCost& link) const {
   LinkCost whole = link;
   whole.seconds_per_byte /= byte_scale_;
   whole.fold_seconds_per_byte /= byte_scale_;
+  whole.scale_up_seconds_per_byte /= byte_scale_;
   std::int64_t out = 0;
   for (const HybridEmbedding* tables : hybrids_) out += tables->formula_bytes(whole);
   return out;

@@ -24,8 +24,9 @@ class PortCount final : public Decorator {
   using Decorator::post;
   void post(SendRecord& send) noexcept override {
     const bool leaves = node_of(link_, send.peer) != node_of(link_, rank());
-    const bool of_table = std::ranges::any_of(
-        tables_, [&](const Slots& s) { return send.id.slot >= s.first && send.id.slot - s.first < s.count; });
+    const bool of_table = std::ranges::any_of(tables_, [&](const Slots& s) {
+      return send.id.group == s.group && send.id.slot - s.first < s.count;
+    });
     // (What blocks are tokens on their way to experts and back.)
     if (leaves && (of_table || send.operation.traffic == TrafficClass::blocking)) {
       table_bytes_ += static_cast<double>(send.payload.size());
@@ -36,8 +37,8 @@ class PortCount final : public Decorator {
     inner_.post(send);
   }
   // Tables have these slots: what they send, and what blocks, counts apart.
-  void count(std::uint32_t first_slot, std::uint32_t num_slots) {
-    tables_.push_back({first_slot, num_slots});
+  void count(std::uint64_t group, std::uint32_t first_slot, std::uint32_t num_slots) {
+    tables_.push_back({group, first_slot, num_slots});
   }
   double take_table_bytes() { return std::exchange(table_bytes_, 0); }  // since the last call
   // Of so many steps from `first` on. (Operations count from 1: 0 is the comparison of plans.)
@@ -54,6 +55,7 @@ class PortCount final : public Decorator {
   const LinkOptions link_;
   std::vector<double> bytes_;
   struct Slots {
+    std::uint64_t group = 0;
     std::uint32_t first = 0, count = 0;
   };
   std::vector<Slots> tables_;
@@ -94,8 +96,9 @@ class SimulatedRank final : public Driver {
         values_(strategies_, job.options.optimizer),
         packing_(packing_of(strategies_, job.outline, job.options)) {
     for (const HybridEmbedding* tables : strategies_.hybrids()) {
-      port.count(tables->options().first_slot, tables->num_slots());
-      engine.world().endpoint().add_whole_slots(tables->options().first_slot, tables->num_slots());
+      const std::uint64_t group = tables->group().group_id();
+      port.count(group, tables->options().first_slot, tables->num_slots());
+      engine.world().endpoint().add_whole_slots(group, tables->options().first_slot, tables->num_slots());
     }
   }
 
@@ -115,7 +118,9 @@ class SimulatedRank final : public Driver {
 
   Task<void> compute(Piece piece) override {
     const PartTimes& part =
-        job_.times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
+        (times_.empty()
+             ? job_.times
+             : times_)[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
     const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
     const double late = job_.late ? job_.late(comm_.rank(), step_, piece) : 0;
     co_await pass(late);
@@ -194,7 +199,8 @@ class SimulatedRank final : public Driver {
   DrawnExperts experts_;
   ExpertValues values_;
   const std::unique_ptr<ExpertPacking> packing_;
-  Comm comm_;  // of the operation that the rank's training is
+  Timetable times_;  // of the experts that it has now; empty: as at the beginning
+  Comm comm_;        // of the operation that the rank's training is
   StepAccount account_;
   std::vector<double> table_bytes_;  // of each step that is complete
   StepAccount::Step current_;
@@ -285,6 +291,7 @@ Task<void> SimulatedRank::deal_experts(int ranks) {
       .slices = job_.options.experts.slices, .ranks = ranks, .rank = comm_.rank() % ranks};
   strategies_.lay_out(shape_of(job_.outline, layout), ranks);
   strategies_.finish_move(*move);
+  times_ = timetable_of(job_.outline, layout);
   packing_->changed(move->most_bytes(), seconds(comm_.now() - began));
 }
 

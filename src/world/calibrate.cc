@@ -127,6 +127,14 @@ void set_nodes(LinkCost& cost, int ranks, int nodes, double scale_up_hop_seconds
   cost.scale_up_seconds_per_byte = std::max(1 / scale_up_bytes_per_second, 1e-12);
 }
 
+LinkCost on_nodes_of(LinkCost planned, const LinkCost& found) {
+  if (planned.node_ranks > 1 || found.node_ranks == 1) return planned;
+  planned.node_ranks = found.node_ranks;
+  planned.scale_up_hop_seconds = found.scale_up_hop_seconds;
+  planned.scale_up_seconds_per_byte = found.scale_up_seconds_per_byte;
+  return planned;
+}
+
 // REQUIRES (reference parameters): awaited where it is called, as Engine::submit does.
 Task<void> calibrate(Comm comm, const LinkCost* known, std::uint64_t host, const Config& config,
                      Agreement& agreed) {

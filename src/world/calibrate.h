@@ -26,6 +26,8 @@ int node_ranks_of(std::span<const std::uint64_t> host_of_rank);
 // Nodes of a network that is given, and what it costs inside them.
 void set_nodes(LinkCost& cost, int ranks, int nodes, double scale_up_hop_seconds,
                double scale_up_bytes_per_second);
+// What is planned by, on the nodes that were found where it names none.
+LinkCost on_nodes_of(LinkCost planned, const LinkCost& found);
 
 // Ranks tell rank 0 their hosts. It plays ping-pong with short and long messages, with rank 1 and, where there
 // are nodes, with the first rank of the next one: inside a node and between nodes apart. Its figures go to

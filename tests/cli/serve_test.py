@@ -55,7 +55,8 @@ class ServeTest(unittest.TestCase):
         answers = self.serve("--ranks", "3", requests=[
             {"prompt": "the weaver", "max_tokens": 6, "id": 1}, "no JSON", {"prompt": "x", "wat": 1, "id": "two"}, {"prompt": "y" * 40},
             {"prompt": "a", "max_tokens": 0}, {"prompt": ""}, {"tokens": [1, 300]}, {"prompt": "a", "temperature": -1}, [1], "",
-            {"prompt": "a", "tokens": [1]}, {"tokens": [116, 104, 101], "max_tokens": 4, "id": {"last": True}}])
+            {"prompt": "a", "tokens": [1]}, '{"prompt": "a", "id": ' + "[" * 400000 + "]" * 400000 + "}",
+            {"tokens": [116, 104, 101], "max_tokens": 4, "id": {"last": True}}])
         good = [answer for answer in answers if "error" not in answer]
         bad = [answer["error"] for answer in answers if "error" in answer]
         self.assertEqual([answer["id"] for answer in good], [1, {"last": True}])
@@ -64,9 +65,9 @@ class ServeTest(unittest.TestCase):
         for answer in good:
             self.assertGreater(answer["seconds"], 0)
             self.assertEqual(answer["text"].encode(errors="replace")[:1].isascii(), True)
-        self.assertEqual(len(bad), 9)
+        self.assertEqual(len(bad), 10)
         for says in ("not JSON", "unknown key 'wat'", "at most 31", "max_tokens must", "the prompt is empty", "vocabulary of 256", "temperature must",
-                     "a JSON object", "either a prompt or tokens"):
+                     "a JSON object", "either a prompt or tokens", "nested more than 32 deep"):
             self.assertEqual(len([sentence for sentence in bad if says in sentence]), 1, (says, bad))
         self.assertEqual([a["id"] for a in answers if "wat" in a.get("error", "")], ["two"])
 

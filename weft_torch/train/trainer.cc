@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -33,6 +34,7 @@
 #include "workload/outline.h"
 #include "workload/table_draws.h"
 #include "workload/train_options.h"
+#include "world/calibrate.h"
 
 namespace weft {
 
@@ -147,7 +149,7 @@ void Trainer::open() {
   sizes.tables_elsewhere = TableWays(options_.tables.way).any(TableWay::Kind::hybrid);
   model_ = make_model(options_.model, with_rank(sizes, world_.rank()));
   figures_ = figures_of(world_);
-  world_.plan_by(options_.planned_link);
+  world_.plan_by(on_nodes_of(options_.planned_link, figures_.cost));
   ReplicaOptions replica = replica_options(options_);
   replica.lookahead = true;
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);
@@ -203,7 +205,9 @@ void Trainer::load(std::int64_t step) {
 void Trainer::watch_packing() {
   const ExpertOptions& experts = options_.sizes.experts;
   if (replica_->job().experts() == nullptr || (experts.packing == "1" && experts.packing_memory == 0)) return;
-  const bool fits = expert_ranks_ >= 1 && experts.ranks % expert_ranks_ == 0;
+  // (Packing doubles and halves: another one is not gone on with on other ranks.)
+  const bool fits = expert_ranks_ >= 1 && experts.ranks % expert_ranks_ == 0 &&
+                    std::has_single_bit(static_cast<unsigned>(experts.ranks / expert_ranks_));
   if (fits) replica_->lay_out_experts(expert_ranks_);
   const std::int64_t batches = std::int64_t{options_.accumulate} * world_.size();
   const PackingSetting setting{

@@ -33,6 +33,8 @@ def refusals():
         text = said(weft.UsageError, lambda options=options: weft.nn.MoE(4, 4, **{"name": "m", **options}))
         assert says in text and text.startswith("layer 'm'"), text
     assert "hidden" in said(weft.UsageError, lambda: weft.nn.MoE(4))
+    unlike = lambda number: torch.nn.Linear(4, 4, bias=number != 1)  # noqa: E731
+    assert "expert 1 has other tensors than expert 0" in said(weft.UsageError, lambda: weft.nn.MoE(4, expert=unlike, name="u"))
     assert weft.nn.MoE(4, 4, experts=6).ep == 2 and weft.nn.MoE(4, 4, experts=3).ep == 1, "as many as can be"
 
     text = said(weft.UsageError, lambda: weft.nn.MoE(4, 4, experts=8 if rank < 2 else 6, name="m", ep=4))
