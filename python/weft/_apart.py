@@ -3,7 +3,7 @@
 Sharded tables (weft.nn.Embedding) and experts (weft.nn.MoE) are of this kind. torch's DistributedDataParallel is told by name.
 """
 
-from typing import Optional, Set
+from typing import Dict, List, Optional
 
 import torch
 
@@ -21,21 +21,21 @@ def is_apart(parameter: Optional[torch.Tensor]) -> bool:
     return is_table(parameter) or is_expert(parameter)
 
 
-def names_apart(module: torch.nn.Module) -> Set[str]:
-    """Of parameters, and of all that is inside of experts: buffers, too."""
-    out: Set[str] = set()
+def names_apart(module: torch.nn.Module) -> List[str]:
+    """Of parameters, and of all that is inside of experts: buffers, too. In their order in the module."""
+    out: Dict[str, None] = {}
     for path, each in module.named_modules():
         prefix = f"{path}." if path else ""
-        out |= {prefix + key for key, p in each._parameters.items() if is_apart(p)}
+        out |= {prefix + key: None for key, p in each._parameters.items() if is_apart(p)}
         if getattr(each, "holds_own_experts", False):
-            out |= {prefix + key for key, _ in each.named_parameters()} | {prefix + key for key, _ in each.named_buffers()}
-    return out
+            out |= {prefix + key: None for key, _ in (*each.named_parameters(), *each.named_buffers())}
+    return list(out)
 
 
 def tell_ddp(model: torch.nn.Module) -> None:
     """Whatever part of the model is wrapped, DDP leaves what is apart alone."""
     for module in model.modules():
-        mine = sorted(names_apart(module))
+        mine = names_apart(module)
         if mine:
             before = list(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
             module._ddp_params_and_buffers_to_ignore = before + [name for name in mine if name not in before]  # type: ignore[assignment]
@@ -54,7 +54,7 @@ def _leave_alone(wrapper: torch.nn.Module, name: str, module: Optional[torch.nn.
     if name != "module" or module is None or not isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
         return
     mine = names_apart(module)
-    if mine <= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
+    if set(mine) <= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
         return
     if not hasattr(wrapper, "parameters_to_ignore") or not hasattr(wrapper, "_module_parameters"):
         raise UsageError("this DistributedDataParallel is not known: call weft.shard_embeddings(model) on the model that it wraps")

@@ -197,7 +197,7 @@ def _hook(owner: "weakref.ref[DataParallel]", index: int) -> Any:
 
 def _shared_tensors(named: Iterable[Tuple[str, torch.Tensor]], module: torch.nn.Module) -> List[torch.Tensor]:
     """Those that all ranks have."""
-    apart = names_apart(module)
+    apart = set(names_apart(module))
     return [tensor for name, tensor in named if name not in apart]
 
 

@@ -16,8 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // Keys of config.toml that say which points are wanted.
-constexpr std::array<std::string_view, 6> kSelecting{"schemes",     "variants", "baseline",
-                                                     "try-buckets", "link",     "sweep"};
+constexpr std::array<std::string_view, 8> kSelecting{"schemes",  "variants",    "tables", "policies",
+                                                     "baseline", "try-buckets", "link",   "sweep"};
 
 std::string key_of(const std::string& line) { return line.substr(0, line.find(" = ")); }
 

@@ -333,6 +333,7 @@ double JobStrategies::predicted_expert_sums(int ranks, const LinkCost& link) con
   double seconds = 0;
   for (const Bucket& bucket : plan.buckets()) {
     std::vector<ParameterInfo> parts;
+    parts.reserve(bucket.pieces.size());
     for (const BucketPiece& piece : bucket.pieces) parts.push_back(plan.parameter(piece.parameter));
     const auto quota =
         bucket.dense ? bucket.count : std::llround(scheme.density * static_cast<double>(bucket.count));

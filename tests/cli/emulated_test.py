@@ -273,9 +273,10 @@ class NetworkTest(ByOutline):
 
     def test_nodes(self) -> None:
         flat = self.rows(*self.FLAGS, "--out", "a")[0]
-        shared = self.rows(*self.FLAGS, "--nodes", "2", "--out", "b")[0]  # a ring crosses a node's port once each way
+        shared = self.rows(*self.FLAGS, "--nodes", "2", "--out", "b")[0]
         slow = self.rows(*self.FLAGS, "--nodes", "2", "--scale-up", "5mbit", "--out", "c")[0]
-        self.assertAlmostEqual(shared["step_seconds_median"], flat["step_seconds_median"], delta=0.1 * flat["step_seconds_median"])
+        # Sums go by node: of n bytes n pass a node's port, where 1.5 n pass a rank's in a ring of four.
+        self.assertAlmostEqual(shared["step_seconds_median"], 2 / 3 * flat["step_seconds_median"], delta=0.1 * flat["step_seconds_median"])
         self.assertGreater(slow["step_seconds_median"], 2 * flat["step_seconds_median"])
         done = self.weft("train", *BY_OUTLINE, "--transport", "sim", "--ranks", "4", "--steps", "3", "--scheme", "dense", "--link",
                          "20mbit,50us", "--nodes", "2", "--scale-up", "5mbit", "--out", "d")

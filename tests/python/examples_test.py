@@ -84,4 +84,4 @@ def test_every_example_is_in_the_tour():
     with open(os.path.join(EXAMPLES, "README.md")) as page:
         text = page.read()
     names = [name for name in os.listdir(EXAMPLES) if re.match(r"\d\d_", name)]
-    assert len(names) == 6 and all(f"]({name})" in text for name in names)
+    assert len(names) == 7 and all(f"]({name})" in text for name in names)

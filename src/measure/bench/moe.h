@@ -78,6 +78,7 @@ class MoeRank final : public Driver {
   bool alone() const { return comm_.size() == 1; }
   std::span<const std::int64_t> counts(int slice) const;
   Experts::Rows computed(int slice) const;  // rows that are with their experts
+  void keep_home();
 
   const MoeBench& bench_;
   const std::vector<std::int64_t>& choices_;
@@ -91,6 +92,7 @@ class MoeRank final : public Driver {
   bool in_virtual_time_;
   bool looked_at_ = false;
   std::vector<Experts::Rows> made_;  // of each slice: what its experts give back
+  std::vector<Experts::Rows> home_;  // and what came back here, where it is looked at
 };
 
 }  // namespace weft

@@ -96,6 +96,7 @@ Experts::Rows MoeRank::computed(int slice) const {
 
 Task<void> MoeRank::compute(Piece piece) {
   const int slice = piece.part - layer().first_slice;
+  if (piece.work == Work::forward && piece.part == layer().merge()) keep_home();
   if (piece.work != Work::forward || slice < 0 || slice >= layer().slices) co_return;
   Experts::Rows& rows = made_[static_cast<std::size_t>(slice)] = computed(slice);
   if (!looked_at_) co_return;
@@ -137,12 +138,16 @@ std::uint64_t MoeRank::bytes_sent() {
   return experts_->step_bytes();
 }
 
+// What has come home is let go of when the merge is over.
+void MoeRank::keep_home() {
+  home_.clear();
+  for (int s = 0; s < layer().slices && looked_at_; ++s)
+    home_.push_back(alone() ? made_[static_cast<std::size_t>(s)]
+                            : experts_->arrived(0, RowExchange::combine, s, 0));
+}
+
 bool MoeRank::correct(bool spoil) const {
-  std::vector<Experts::Rows> home;
-  home.reserve(made_.size());
-  for (int s = 0; s < layer().slices; ++s)
-    home.push_back(alone() ? made_[static_cast<std::size_t>(s)]
-                           : experts_->arrived(0, RowExchange::combine, s, 0));
+  const std::vector<Experts::Rows>& home = home_;
   const auto choices = static_cast<std::size_t>(bench_.choices);
   const std::size_t tokens = choices_.size() / choices;
   const std::int64_t places = bench_.capacity_factor > 0

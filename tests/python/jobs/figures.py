@@ -55,7 +55,7 @@ def resumed(with_figures):
     state = torch.load(os.path.join(folder, f"at.{rank}.pt"))
     compression = state["compression"]
     figures = [row for row in compression["rows"] if row["kind"] == "figures"]
-    assert len(figures) == 1 and figures[0]["values"].tolist() == [0.1, 1e-12, 0], figures
+    assert len(figures) == 1 and figures[0]["values"].tolist() == [0.1, 1e-12, 0, 1, 0, 0], figures
     if not with_figures:
         compression["rows"] = [row for row in compression["rows"] if row["kind"] != "figures"]
     model = wrapped()
@@ -75,7 +75,7 @@ def load():
     assert figures == [1e-07, 1e-06, 0]
     ended, figures = resumed(with_figures=True)
     assert torch.equal(ended, end), (ended - end).abs().max()
-    assert figures == [0.1, 1e-12, 0]
+    assert figures == [0.1, 1e-12, 0, 1, 0, 0]
 
 
 save() if phase == "save" else load()
