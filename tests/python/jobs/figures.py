@@ -72,7 +72,7 @@ def load():
     ended, figures = resumed(with_figures=False)
     assert not torch.equal(ended, end)
     assert torch.allclose(ended, end, rtol=1e-3, atol=1e-4)
-    assert figures == [1e-07, 1e-06, 0]
+    assert figures == [1e-07, 1e-06, 0, 1, 0, 0]
     ended, figures = resumed(with_figures=True)
     assert torch.equal(ended, end), (ended - end).abs().max()
     assert figures == [0.1, 1e-12, 0, 1, 0, 0]
