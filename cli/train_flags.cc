@@ -13,6 +13,7 @@
 #include "data_parallel/schemes.h"
 #include "experts/packing.h"
 #include "experts/policies.h"
+#include "patterns/pipeline.h"
 #include "transports/link_model.h"
 #include "transports/link_spec.h"
 #include "weft/error.h"
@@ -53,12 +54,35 @@ void add_model_flags(Settings& s, TrainFlags& t) {
   s.add("layers", t.layers, "number of layers");
   s.add("heads", t.heads, "of the attention (not lm, gnmt)");
   s.add("dropout", t.dropout, "0 to below 1");
+  s.add("untied", t.untied, "gpt, gpt-moe: the head has a matrix of its own, not the embedding's table");
   s.add("samples", t.samples, "lm: negative samples of the softmax; 0: the full softmax");
   add_expert_flags(s, t);
 }
 
 void add_mesh_flag(Settings& s, TrainFlags& t) {
-  s.add("mesh", t.mesh, "axes of the ranks, e.g. dp=4 (default: all along dp), or with experts dp=8,ep=4");
+  s.add(
+      "mesh", t.mesh,
+      "axes of the ranks, e.g. dp=4 (default: all along dp), with experts dp=8,ep=4, with stages dp=2,pp=4");
+}
+
+void add_stage_flags(Settings& s, TrainFlags& t) {
+  BackwardOptions& backward = t.options.backward;
+  s.group("Stages (--mesh pp=2; gpt, gpt-moe, bert)");
+  s.add("schedule", t.schedule,
+        "of micro-batches (--accumulate): " +
+            list_of({std::begin(kPipelineSchedules), std::end(kPipelineSchedules)}) + " (default 1f1b)");
+  s.add("stage-chunks", t.stage_chunks, "interleaved: separate runs of layers that a stage has");
+  s.add("stage-layers", t.stage_layers,
+        "N,N,...: layers of each stage (default: evenly, the first ones one more)");
+  s.add("pipeline-warmup", t.pipeline_warmup,
+        "1f1b, zb-h1: single (default), double: twice as many forwards first, so that sends hide");
+  s.add(
+      "compressed-stages", t.compressed_stages,
+      "the first so many have gradients summed by --scheme, the others dense: N, all (default); plan: auto");
+  s.add("backward-rank", backward.columns,
+        "columns of the factors that gradients between stages travel as; 0 (default): as they are");
+  s.add("backward-messages", backward.messages, "which of them do: epilogue (default), all");
+  s.add("backward-forgets", t.backward_forgets, "what factors leave behind is lost, for comparison");
 }
 
 namespace {
@@ -225,6 +249,7 @@ void resolve_model(TrainFlags& t) {
   take(t.layers, sizes.layers);
   take(t.heads, sizes.heads);
   take(t.dropout, sizes.dropout);
+  sizes.untied = t.untied;
   take(t.experts, sizes.experts.count);
   take(t.expert_choices, sizes.experts.choices);
   take(t.expert_capacity, sizes.experts.capacity_factor);
@@ -357,14 +382,52 @@ double parse_flops(const std::string& text) {
   return rate;
 }
 
+namespace {
+
+void resolve_stages(TrainFlags& t, int stages) {
+  StageOptions& stage = t.options.sizes.stage;
+  stage = {.stages = stages, .schedule = t.schedule, .chunks = t.stage_chunks};
+  if (t.pipeline_warmup != "single" && t.pipeline_warmup != "double")
+    throw UsageError("--pipeline-warmup is single or double, not '" + t.pipeline_warmup + "'");
+  stage.double_warmup = t.pipeline_warmup == "double";
+  for (std::size_t at = 0; at < t.stage_layers.size();) {
+    const std::size_t end = std::min(t.stage_layers.find(',', at), t.stage_layers.size());
+    int count = 0;
+    const auto [rest, error] =
+        std::from_chars(t.stage_layers.data() + at, t.stage_layers.data() + end, count);
+    if (error != std::errc{} || rest != t.stage_layers.data() + end || count < 1)
+      throw UsageError("--stage-layers '" + t.stage_layers +
+                       "' is no list of numbers of layers, as 3,3,2 is");
+    stage.layers.push_back(count);
+    at = end + 1;
+  }
+  const std::string& compressed = t.compressed_stages;
+  const char* const end = compressed.data() + compressed.size();
+  if (compressed != "all" && compressed != kAuto) {
+    const auto [rest, error] = std::from_chars(compressed.data(), end, stage.compressed);
+    if (error != std::errc{} || rest != end || stage.compressed < 0)
+      throw UsageError("--compressed-stages is a number of stages, all, or of plan auto, not '" + compressed +
+                       "'");
+  }
+  t.options.backward.lazy_error = !t.backward_forgets;
+  if (!stage.is_whole()) return;
+  if (t.schedule != StageOptions{}.schedule || t.stage_chunks != 1 || stage.double_warmup ||
+      !stage.layers.empty() || compressed != "all")
+    throw UsageError(
+        "a schedule, chunks, a warm-up, layers and compressed stages are of stages: --mesh pp=2");
+}
+
+}  // namespace
+
 void resolve_mesh(TrainFlags& t, int ranks) {
   const std::string& text = t.mesh;
   TrainOptions& options = t.options;
   const Mesh mesh = parse_mesh(text, ranks);
   const bool with_experts = has_experts(options.model);
-  if (mesh.pp > 1 || mesh.tp > 1)
-    throw UsageError("--mesh " + text + ": models are trained along dp and ep only, say dp=" +
+  if (mesh.tp > 1)
+    throw UsageError("--mesh " + text + ": models are trained along dp, pp and ep, say dp=" +
                      std::to_string(ranks) + (with_experts ? ",ep=2" : ""));
+  resolve_stages(t, mesh.pp);
   if (mesh.ep > 1 && !with_experts)
     throw UsageError("--mesh " + text + ": " + options.model +
                      " has no experts that ranks could share; gpt-moe has");

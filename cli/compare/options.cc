@@ -77,6 +77,8 @@ struct Parser {
     add_node_flags(settings, typed);
     settings.add("ranks", typed.ranks, "as threads of this process");
     add_mesh_flag(settings, typed);
+    add_stage_flags(settings, typed);
+    settings.group("Comparison");
     settings.add("steps", typed.steps, "measured, of each variant and link, after 3 of warm-up");
     add_computation_flags(settings, typed);
     settings.add("threads", typed.options.threads, "of torch, a rank");

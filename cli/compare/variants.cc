@@ -62,6 +62,7 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
   add_table_flags(settings, flags);
   add_optimizer_flags(settings, flags);
   add_expert_flags(settings, flags);
+  add_stage_flags(settings, flags);
   check_options(named, find_scheme(named.scheme), settings.names());
   std::vector<std::string> arguments;
   for (const auto& [name, value] : named.options) {
@@ -77,6 +78,8 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
   if (take_auto(flags.options.sizes.experts))
     throw UsageError("expert-slices auto is for train and plan: compare names their numbers");
   resolve_mesh(flags, ranks);
+  if (flags.compressed_stages == "auto")
+    throw UsageError("compressed-stages auto is for plan, which prints the number: compare takes it");
   resolve_data(flags);
   resolve_plan(flags);
   Variant out;

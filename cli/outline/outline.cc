@@ -15,8 +15,11 @@ Outline measured_outline(const TrainOptions& options, int ranks) {
   OutlineOptions measuring;
   measuring.train = options;
   measuring.train.accumulate = 1;           // whoever goes by the outline cuts its steps
-  measuring.train.sizes.experts.ranks = 1;  // and deals its experts
-  measuring.sequences = (options.global_batch + ranks - 1) / ranks;
+  measuring.train.sizes.experts.ranks = 1;  // and deals its experts and layers
+  measuring.train.sizes.stage = {};
+  measuring.train.backward = {};
+  const int data_ranks = ranks / options.sizes.stage.stages;
+  measuring.sequences = (options.global_batch + data_ranks - 1) / data_ranks;
   return measure_outline(measuring);
 }
 

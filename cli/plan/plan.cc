@@ -8,9 +8,11 @@
 
 #include "experts/packing.h"
 #include "measure/emulated.h"
+#include "measure/files.h"
 #include "measure/memory.h"
 #include "measure/text.h"
 #include "planner/choose.h"
+#include "planner/stages.h"
 #include "torch_verbs.h"
 #include "train/auto_scheme.h"
 #include "train_flags.h"
@@ -27,7 +29,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct PlanCommand : TrainFlags, NetworkFlags {
-  std::string outline, flops;
+  std::string outline, flops, svg;
   bool show_schedule = false, json = false;
 };
 
@@ -43,6 +45,7 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   add_gradient_flags(s, c);
   add_table_flags(s, c);
   add_optimizer_flags(s, c);
+  add_stage_flags(s, c);
   s.group("Run");
   s.add("ranks", c.ranks, "of the job");
   add_mesh_flag(s, c);
@@ -54,12 +57,15 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   s.add("outline", c.outline, "FILE of `weft outline`: seconds that were measured");
   s.add("flops", c.flops, "RATE of a rank where there is no outline: seconds from FLOPs (default 50gflops)");
   app.add_flag("--show-schedule", c.show_schedule, "print the moves of a step")->group("Plan");
+  app.add_option("--schedule-svg", c.svg, "FILE: what the ranks compute in a step, a row each")
+      ->group("Plan");
   app.add_flag("--json", c.json, "one object: step_seconds, exposed_seconds, busiest_port_bytes, rows ...")
       ->group("Plan");
   app.footer(
       "Examples:\n"
       "  weft plan --model gpt --ranks 8 --link 1gbit,50us --scheme spardl --show-schedule\n"
-      "  weft plan --ranks 4 --link 200mbit --scheme auto --outline gpt.json");
+      "  weft plan --ranks 4 --link 200mbit --scheme auto --outline gpt.json\n"
+      "  weft plan --ranks 8 --mesh dp=2,pp=4 --accumulate 8 --layers 16 --schedule zb-h1 --link 1gbit");
 }
 
 constexpr double kDefaultFlops = 50e9;
@@ -69,7 +75,8 @@ Outline outline_of(const PlanCommand& c, const std::string& named_model, int ran
   if (!c.outline.empty() && !c.flops.empty())
     throw UsageError("--flops is a rate for a model without an outline: leave it or --outline out");
   if (!c.outline.empty()) return read_named_outline(c.outline, named_model);
-  const std::int64_t sequences = std::max<std::int64_t>(1, c.options.global_batch / ranks);
+  const int data_ranks = ranks / c.options.sizes.stage.stages;
+  const std::int64_t sequences = std::max<std::int64_t>(1, c.options.global_batch / data_ranks);
   return outline_from_flops(model_shape(c.options.model, c.options.sizes),
                             sequences * sequence_length(c.options),
                             c.flops.empty() ? kDefaultFlops : parse_flops(c.flops));
@@ -100,18 +107,21 @@ struct Planned {
   const std::optional<SlicesChoice>& slices;
   const Plan& plan;
   const std::optional<ChosenPacking>& packing;
+  const std::optional<StagesChoice>& stages;
   int byte_scale;  // of its walk
 };
 
-Json moves_of(const Plan& plan, const Table& table) {
+Json moves_of(const Plan::Stage& stage, const Table& table) {
   Json out = Json::array();
   constexpr const char* kKinds[] = {"compute", "announce", "start", "wait"};
   for (const Move& move : table.moves) {
     Json row{{"move", kKinds[static_cast<std::size_t>(move.kind)]}};
     if (move.kind == Move::Kind::compute) {
-      row["piece"] = plan.shape.title(move.piece);
+      row["piece"] = stage.shape.title(move.piece, table.micro_batches());
     } else {
-      row["exchange"] = plan.tables.exchanges[static_cast<std::size_t>(move.exchange)].name;
+      const Exchange& exchange = stage.tables.exchanges[static_cast<std::size_t>(move.exchange)];
+      row["exchange"] = exchange.name;
+      if (exchange.each_micro_batch) row["micro_batch"] = move.micro_batch;
       row["offset"] = move.offset;
       row["inside"] = move.inside;
     }
@@ -149,9 +159,24 @@ void print_json(const Planned& p, int ranks) {
   if (p.packing) out["packing"] = {{"packing", p.packing->packing}, {"why", p.packing->why}};
   out["rows"] = Json::array();
   for (const PlanRow& row : p.plan.rows) out["rows"].push_back(to_json(p.plan, row));
-  if (p.command.show_schedule) {
-    for (const Table* table : {&p.plan.tables.first, &p.plan.tables.steady, &p.plan.tables.settle})
-      out["schedule"][std::string(name_of(table->phase))] = moves_of(p.plan, *table);
+  if (p.stages) {
+    out["compressed_stages"] = p.stages->compressed;
+    for (const StagesChoice::Candidate& c : p.stages->candidates)
+      out["stages_candidates"].push_back({{"compressed", c.compressed}, {"step_seconds", c.step_seconds}});
+  }
+  for (const StagePrediction& stage : predicted.stages)
+    out["stages"].push_back({{"compute_seconds", stage.compute_seconds},
+                             {"idle_seconds", stage.idle_seconds},
+                             {"exposed_seconds", stage.exposed_seconds}});
+  for (const Plan::Stage& stage : p.plan.stages) {
+    if (!p.command.show_schedule) break;
+    Json tables;
+    for (const Table* table : {&stage.tables.first, &stage.tables.steady, &stage.tables.settle})
+      tables[std::string(name_of(table->phase))] = moves_of(stage, *table);
+    if (p.plan.stages.size() == 1)
+      out["schedule"] = std::move(tables);
+    else
+      out["schedules"].push_back(std::move(tables));
   }
   std::printf("%s\n", out.dump(2).c_str());
 }
@@ -186,12 +211,18 @@ void print_text(const Planned& p, int ranks) {
   if (p.choice) std::printf("scheme auto: %s\n", p.choice->why.c_str());
   if (p.tables) std::printf("tables auto: %s\n", p.tables->why().c_str());
   if (p.slices) std::printf("expert-slices auto: %s\n", p.slices->why.c_str());
+  if (p.stages) std::printf("compressed-stages auto: %s\n", p.stages->why.c_str());
   if (p.packing) std::printf("packing auto: %d, %s\n", p.packing->packing, p.packing->why.c_str());
   print_rows(p.plan);
-  if (p.command.show_schedule) {
+  const StageOptions& stage = p.command.options.sizes.stage;
+  if (!stage.is_whole())
+    std::printf("\n%s over %d micro-batches\n%s", stage.schedule.c_str(), p.command.options.accumulate,
+                schedule_text(stage, p.command.options.accumulate).c_str());
+  for (std::size_t s = 0; p.command.show_schedule && s < p.plan.stages.size(); ++s) {
+    const std::string whose = stage.is_whole() ? "every rank" : "stage " + std::to_string(s);
     for (const Phase phase : {Phase::first, Phase::steady, Phase::settle})
-      std::printf("\ntable of every rank, %s\n%s", std::string(name_of(phase)).c_str(),
-                  text_of(p.plan, phase).c_str());
+      std::printf("\ntable of %s, %s\n%s", whose.c_str(), std::string(name_of(phase)).c_str(),
+                  text_of(p.plan.stages[s], phase).c_str());
   }
   const Prediction& predicted = p.plan.prediction;
   if (!p.plan.why_updates_wait.empty())
@@ -203,6 +234,11 @@ void print_text(const Planned& p, int ranks) {
       "their codec)\n",
       seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
       size_text(predicted.busiest_port_bytes).c_str(), p.command.nodes > 0 ? "node" : "rank");
+  for (std::size_t s = 0; s < predicted.stages.size(); ++s)
+    std::printf("stage %zu: computes %s, idle %s without a link, %s more with it\n", s,
+                seconds_text(predicted.stages[s].compute_seconds).c_str(),
+                seconds_text(predicted.stages[s].idle_seconds).c_str(),
+                seconds_text(predicted.stages[s].exposed_seconds).c_str());
 }
 
 int plan(const std::vector<std::string>& arguments) {
@@ -238,6 +274,11 @@ int plan(const std::vector<std::string>& arguments) {
     command.options.sizes.experts.slices = slices->slices;
   }
   SimulationOptions simulation = simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
+  std::optional<StagesChoice> stages;
+  if (command.compressed_stages == "auto") {
+    stages = choose_compressed_stages(outline, emulation_of(command.options, ranks, outline), simulation);
+    command.options.sizes.stage.compressed = stages->compressed;
+  }
   std::optional<ChosenPacking> packing;
   ExpertOptions& experts = command.options.sizes.experts;
   if (is_auto_packing(experts.packing)) {
@@ -257,8 +298,9 @@ int plan(const std::vector<std::string>& arguments) {
   if (choice) explain(made, *choice);
   if (tables) explain(made, *tables);
   if (slices) explain(made, *slices);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, slices,
-                        made,    packing, simulation.byte_scale};
+  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made,
+                        packing, stages,  simulation.byte_scale};
+  if (!command.svg.empty()) write_file(command.svg, schedule_svg(outline, emulation, simulation));
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;
 }

@@ -43,6 +43,7 @@ void add_run(CLI::App& app, Settings& s, Typed& t) {
       "plan-link", t.plan_link,
       "RATE[,LATENCY] by which algorithms are chosen (default: --link, else 1gbit,50us); bits depend on it");
   s.add("threads", t.options.threads, "of torch, a rank");
+  s.add("recompute", t.options.recompute, "compute a part's forward again in its backward: less memory");
   add_computation_flags(s, t);
   s.add("checkpoint-every", t.checkpoint_every, "steps, and after the last one; 0: none");
   s.add("keep-last", t.keep_last, "checkpoints");
@@ -69,6 +70,7 @@ struct Parser {
     add_data_flags(settings, typed);
     add_scheme(settings, typed);
     add_optimizer(settings, typed);
+    add_stage_flags(settings, typed);
     add_run(app, settings, typed);
     app.footer(
         "Examples:\n"
@@ -100,6 +102,8 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   else
     resolve_plan(t);
   resolve_mesh(t, command.ranks);
+  if (t.compressed_stages == "auto")
+    throw UsageError("--compressed-stages auto is for plan, which prints the number: train takes it");
   command.auto_scheme = take_auto(t.options.scheme);
   command.auto_tables = take_auto(t.options.tables);
   command.auto_slices = take_auto(t.options.sizes.experts);

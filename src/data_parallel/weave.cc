@@ -60,8 +60,6 @@ std::vector<Exchange> DataParallel::exchanges() const {
 // blocks. With clipping of local gradients all of them start when the last gradient is here.
 void DataParallel::weave(Weaver& weaver) const {
   const ModelShape& shape = weaver.shape();
-  const int micro_batches = weaver.micro_batches();
-  const std::vector<Piece> order = whole_batch(shape.parts(), micro_batches);
   if (weaver.phase() == Phase::first) weaver.at_begin(wait_of(kComparison, 0));
   const auto place_of = [&](const std::string& name) {
     for (std::size_t p = 0; p < shape.parameters.size(); ++p) {
@@ -70,21 +68,20 @@ void DataParallel::weave(Weaver& weaver) const {
     return -1;
   };
   for (int b = 0; b < plan_.num_buckets(); ++b) {
-    Piece last = order.front();
+    std::vector<int> used;
     int first_block = shape.num_blocks();
     for (const BucketPiece& piece : plan_.bucket(b).pieces) {
       const int p = place_of(plan_.parameter(piece.parameter).name);
-      const Piece ready = shape.ready_after(p, micro_batches);
-      if (std::ranges::find(order, ready) > std::ranges::find(order, last)) last = ready;
-      first_block = std::min(first_block, ready.block);
+      used.push_back(p);
+      first_block = std::min(first_block, shape.block_of(p));
     }
-    if (options_.clip_local > 0) last = order.back();
+    const Piece last = options_.clip_local > 0 ? weaver.completes_all() : weaver.completes(used);
     weaver.after(last, start_inside(kFirstBucket + b));
     weaver.before({Work::update, first_block, 0, 0}, wait_of(kFirstBucket + b, weaver.last()));
   }
   if (!options_.find_unused) return;
   const int unused = kFirstBucket + plan_.num_buckets();
-  weaver.after(order.back(), start_inside(unused));
+  weaver.after(weaver.completes_all(), start_inside(unused));
   weaver.before({Work::update, 0, 0, 0}, wait_of(unused, weaver.last()));
 }
 

@@ -163,9 +163,10 @@ void HybridEmbedding::weave(Weaver& weaver) const {
     const auto found = std::ranges::find(shape.parameters, table(t).info().name, &ParameterShape::name);
     if (found == shape.parameters.end()) refuse("the model has no table '" + table(t).info().name + "'");
     const int parameter = static_cast<int>(found - shape.parameters.begin());
-    const Piece ready = shape.ready_after(parameter, micro_batches);
-    const Piece reads{Work::forward, ready.block, ready.part, 0};
-    const Piece updates{Work::update, ready.block, 0, 0};
+    const Piece ready = weaver.completes({&parameter, 1});
+    const Piece first_use = shape.ready_after(parameter, 1);
+    const Piece reads{Work::forward, first_use.block, first_use.part, 0};
+    const Piece updates{Work::update, first_use.block, 0, 0};
     const bool chained = options_.lookahead && options_.horizontal && !options_.updates_wait;
 
     if (phase != Phase::settle) {

@@ -422,8 +422,8 @@ std::vector<Ticket> Experts::work() const {
 
 // All rows have been awaited by now.
 void Experts::step_end() {
-  step_bytes_ = sent_bytes_;
-  formula_bytes_ = 0;
+  ended_bytes_ = sent_bytes_;
+  ended_formula_ = 0;
   forward_seconds_ = 0;
   if (alone()) return;
   double exchanges = 0;
@@ -457,7 +457,7 @@ void Experts::step_end() {
           if (!capped()) return from == me ? slice.got[static_cast<std::size_t>(to)] : 0;
           return out(to, from);
         };
-        formula_bytes_ += 2 * static_cast<std::int64_t>(row.uneven_bytes(shape, me, out) +
+        ended_formula_ += 2 * static_cast<std::int64_t>(row.uneven_bytes(shape, me, out) +
                                                         row.uneven_bytes(shape, me, home));
       }
     }

@@ -81,7 +81,7 @@ class Experts final : public Strategy {
   std::vector<Ticket> work() const override;
   void step_end() override;
   StepResult verdict() override { return {.committed = true, .step = 0, .bad = {}, .text = {}}; }
-  void close(bool, double) override {}
+  void close(bool, double) override { step_bytes_ = ended_bytes_, formula_bytes_ = ended_formula_; }
 
   // Tokens of each micro-batch of the step, or of the evaluation, that is walked next; on all ranks, as many
   // micro-batches on each. Throws UsageError while something is under way.
@@ -101,13 +101,13 @@ class Experts final : public Strategy {
   // from then on. REQUIRES: it was awaited.
   Rows arrived(int layer, RowExchange kind, int slice, int micro_batch) const;
 
-  // Payload of rows that this rank sent in the step that has ended last, and by formula: with a capacity from the
-  // ranks' tokens alone, without one from the counts (in which rows that are passed on are not).
+  // Payload of rows that this rank sent in the step that was committed or rolled back last, and by formula: with a
+  // capacity from the ranks' tokens alone, without one from the counts (in which rows that are passed on are not).
   std::uint64_t step_bytes() const { return step_bytes_; }
   std::int64_t formula_bytes() const { return formula_bytes_; }
   // Memory of rows that came and that no piece has taken yet, at most, since set_tokens().
   std::int64_t peak_row_bytes() const { return peak_row_bytes_; }
-  // Of that step: seconds of a slice's all-to-all in forward, out or home, on the mean, from when it may
+  // Of the step that has ended last: seconds of a slice's all-to-all in forward, out or home, on the mean, from when it may
   // begin on this rank; 0 where nothing travels.
   double forward_seconds() const { return forward_seconds_; }
 
@@ -174,8 +174,8 @@ class Experts final : public Strategy {
   LinkCost link_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;  // since set_tokens()
   std::atomic<std::int64_t> row_bytes_ = 0, peak_row_bytes_ = 0;
-  std::uint64_t step_bytes_ = 0;
-  std::int64_t formula_bytes_ = 0;
+  std::uint64_t ended_bytes_ = 0, step_bytes_ = 0;
+  std::int64_t ended_formula_ = 0, formula_bytes_ = 0;
   double forward_seconds_ = 0;
 };
 

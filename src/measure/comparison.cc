@@ -30,15 +30,33 @@ std::string new_session() {
          std::to_string(getpid());
 }
 
-Recorded recorded_of(const EmulatedRun& run, const Outline& outline, std::span<const std::int64_t> pauses) {
+Recorded recorded_of(const EmulatedRun& run, const Outline& outline, int stages,
+                     std::span<const std::int64_t> pauses) {
   Recorded out;
   out.steps = job_of(rank_steps(run), pauses);
-  out.tokens = static_cast<double>(outline.tokens_per_rank) * static_cast<double>(run.ranks.size());
+  out.tokens = static_cast<double>(outline.tokens_per_rank) * static_cast<double>(run.ranks.size()) / stages;
   const EmulatedSteps& first = run.ranks.front();
-  out.formula_bytes = static_cast<double>(first.formula_bytes) - first.table_formula_bytes.back();
+  const auto gradients_of = [](const EmulatedSteps& rank) {
+    return static_cast<double>(rank.formula_bytes) - rank.table_formula_bytes.back();
+  };
+  out.formula_bytes = gradients_of(first);
+  for (const EmulatedSteps& rank : run.ranks) {
+    if (stages > 1) out.formula_bytes = std::max(out.formula_bytes, gradients_of(rank));
+  }
   out.parameters = outline.parameters;
   const std::vector<PackingChange>& packings = run.ranks.front().packings;
   if (!packings.empty()) out.packing = packings.back().packing;
+  if (outline.experts.empty()) return out;
+  const double ranks = static_cast<double>(run.ranks.size());
+  for (std::size_t i = 0; i < first.times.size(); ++i) {
+    double forward = 0, backward = 0;
+    for (const EmulatedSteps& rank : run.ranks) {
+      forward += rank.times[i].waited_forward / ranks;
+      backward += rank.times[i].waited_backward / ranks;
+    }
+    out.rows_forward_seconds.push_back(forward);
+    out.rows_backward_seconds.push_back(backward);
+  }
   return out;
 }
 
@@ -183,7 +201,7 @@ void Comparison::simulate_all(const std::vector<std::string>& variants, const Na
     SimulationOptions simulation = simulation_of(options_.ranks, link.link, costs_[variant]);
     simulation.byte_scale = options_.computation.byte_scale;
     const EmulatedRun run = simulate(options, outline_, simulation);
-    save(variant, link, recorded_of(run, outline_, {}), true);
+    save(variant, link, recorded_of(run, outline_, options.sizes.stage.stages, {}), true);
   }
 }
 
@@ -204,7 +222,7 @@ RunVariant Comparison::work_at(const NamedLink& link) {
     options.settles_after = [&](std::int64_t step) { return turns_.ends_behind(step); };
     const EmulatedRun run =
         emulate_ranks(options_.ranks, link.link, outline_, options, [&] { lane.close(); });
-    return recorded_of(run, outline_, turns_.ends);
+    return recorded_of(run, outline_, options.mesh.pp, turns_.ends);
   };
 }
 

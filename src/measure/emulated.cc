@@ -84,6 +84,10 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   out.parallel = data_parallel_options(options);
   out.tables = options.tables;
   out.experts = options.sizes.experts;
+  out.mesh = mesh_of(options.sizes, ranks);
+  out.stage = options.sizes.stage;
+  out.backward = options.backward;
+  out.backward.seed = options.seed;
   out.optimizer = optimizer_options(options);
   out.warmup = 0;
   out.steps = options.steps;

@@ -116,6 +116,7 @@ Outline from_json(const Json& json, const std::string& where) {
   out.side_by_side = static_cast<int>(r.whole("side_by_side", kMostInt));
   out.parameters = r.whole("parameters");
   out.tokens_per_rank = r.whole("tokens_per_rank");
+  if (r.has("width")) out.width = r.whole("width");
   out.other_seconds = r.number("other_seconds");
   r.each("blocks", [&](Reader& b) {
     OutlineBlock& block = out.blocks.emplace_back();
@@ -173,6 +174,7 @@ std::string outline_json(const Outline& outline) {
                {"side_by_side", outline.side_by_side},
                {"parameters", outline.parameters},
                {"tokens_per_rank", outline.tokens_per_rank},
+               {"width", outline.width},
                {"other_seconds", outline.other_seconds},
                {"blocks", Json::array()},
                {"tensors", Json::array()},

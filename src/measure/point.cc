@@ -81,7 +81,7 @@ std::vector<Point> fastest_buckets(const std::vector<Point>& points, const std::
 Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
   Point point;
   const JobSteps& steps = recorded.steps;
-  std::vector<double> bytes, formula;
+  std::vector<double> bytes, formula, rows_forward, rows_backward;
   double wall = 0;
   for (std::size_t i = 0; i < steps.seconds.size(); ++i) {
     wall += steps.settled_seconds[i];
@@ -92,6 +92,13 @@ Point point_of(const Recorded& recorded, const std::vector<bool>& measured) {
     point.exchange_seconds.push_back(steps.exchange_seconds[i]);
     bytes.push_back(steps.payload_bytes[i]);
     formula.push_back(steps.table_formula_bytes[i]);
+    if (recorded.rows_forward_seconds.empty()) continue;
+    rows_forward.push_back(recorded.rows_forward_seconds[i]);
+    rows_backward.push_back(recorded.rows_backward_seconds[i]);
+  }
+  if (!rows_forward.empty()) {
+    point.rows_forward_seconds = median(rows_forward);
+    point.rows_backward_seconds = median(rows_backward);
   }
   point.losses = recorded.losses;
   point.steps = static_cast<std::int64_t>(steps.seconds.size());
@@ -127,6 +134,8 @@ Json to_json(const Point& p) {
           {"step_seconds", p.step_seconds},
           {"waited_seconds", p.waited_seconds},
           {"exchange_seconds", p.exchange_seconds},
+          {"rows_forward_seconds", number(p.rows_forward_seconds)},
+          {"rows_backward_seconds", number(p.rows_backward_seconds)},
           {"losses", p.losses},
           {"wall_seconds", p.wall_seconds}};
 }
@@ -158,6 +167,11 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("step_seconds").get_to(p.step_seconds);
     json.at("waited_seconds").get_to(p.waited_seconds);
     json.at("exchange_seconds").get_to(p.exchange_seconds);
+    const auto if_there = [&json](const char* key, std::optional<double>& out) {
+      if (json.contains(key) && !json.at(key).is_null()) out = json.at(key).get<double>();
+    };
+    if_there("rows_forward_seconds", p.rows_forward_seconds);
+    if_there("rows_backward_seconds", p.rows_backward_seconds);
     json.at("losses").get_to(p.losses);
     json.at("wall_seconds").get_to(p.wall_seconds);
     const auto steps = static_cast<std::size_t>(std::max<std::int64_t>(p.steps, 0));
@@ -188,6 +202,8 @@ std::vector<Row> rows_of(const std::vector<Point>& points, const RowSelection& s
         row.unshaped_seconds = median(unshaped->step_seconds);
         row.exposed_share = 1 - *row.unshaped_seconds / row.seconds.value;
       }
+      if (point->rows_forward_seconds && point->rows_backward_seconds)
+        row.rows_share = (*point->rows_forward_seconds + *point->rows_backward_seconds) / row.seconds.value;
       if (!point->losses.empty()) row.final_loss = point->losses.back();
       if (const Point* const baseline = find(points, selection.baseline, link))
         beside(row, *baseline, find(points, selection.baseline, kNoLink));
@@ -223,6 +239,9 @@ Json to_json(const Row& row) {
           {"formula_bytes_per_step", p.formula_bytes},
           {"exposed_share", number(row.exposed_share)},
           {"hidden_share", number(row.hidden_share)},
+          {"rows_share", number(row.rows_share)},
+          {"rows_forward_seconds", number(p.rows_forward_seconds)},
+          {"rows_backward_seconds", number(p.rows_backward_seconds)},
           {"final_loss", number(row.final_loss)},
           {"loss_gap", number(row.loss_gap)},
           {"speedup_low", of(row.speedup, &Median::low)},

@@ -23,6 +23,8 @@ struct Recorded {
   double formula_bytes = 0;    // of the busiest rank, but for tables, whose steps have their own
   std::int64_t parameters = 0;
   int packing = 0;  // of experts, at the end; 0: there are none, or nobody said
+  // Of each step, mean over the ranks: waited for rows of experts. Empty: nobody said.
+  std::vector<double> rows_forward_seconds, rows_backward_seconds;
 };
 
 struct Point {
@@ -39,9 +41,11 @@ struct Point {
   std::string session;          // points of one session and link took turns,
   bool side_by_side = true;     // unless memory held one variant at a time only
   std::vector<double> step_seconds, waited_seconds, exchange_seconds;  // of the measured steps
-  double tokens = 0;                                                   // of a step, all ranks
-  double payload_bytes = 0;                                            // of a step, busiest rank, median
-  double formula_bytes = 0;                                            // the same by formula
+  // In them: waited for rows on their way to experts or home, median. None where computation is real.
+  std::optional<double> rows_forward_seconds, rows_backward_seconds;
+  double tokens = 0;         // of a step, all ranks
+  double payload_bytes = 0;  // of a step, busiest rank, median
+  double formula_bytes = 0;  // the same by formula
   std::int64_t parameters = 0;
   std::vector<double> losses, wall_seconds;  // of all trained steps; seconds since the first began
   std::int64_t steps = 0;                    // trained
@@ -61,6 +65,7 @@ struct Row {
   double tokens_per_second = 0;
   double waited = 0;                       // seconds, median
   std::optional<double> hidden_share;      // of the time of exchanges, what nobody waited
+  std::optional<double> rows_share;        // of the step, in which rows of experts were waited for
   std::string baseline;                    // the variant that speed-ups are over
   std::optional<double> unshaped_seconds;  // T_inf: the same variant and seed without a link
   std::optional<double> exposed_share;     // 1 - T_inf / T

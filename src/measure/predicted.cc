@@ -52,6 +52,10 @@ void add_prediction(const Outline& outline, const EmulationOptions& given, Simul
 
 void predict_run(const TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
                  bool one_process, TrainSummary& summary) {
+  if (!options.sizes.stage.is_whole()) {
+    summary.not_predicted = "a rank of a pipeline has measured its own stage only";
+    return;
+  }
   if (!summary.outline) {
     summary.not_predicted = "the run has too few steps behind its first ones to know what its blocks take";
     return;

@@ -62,7 +62,7 @@ std::string reached_by_then(const Point& point, double seconds) {
 Cells cells_of(const std::vector<Row>& rows) {
   const std::string to_baseline = "to " + rows.front().baseline;
   Cells cells{{"variant", "step", "95 %", "speed-up", "limits: time / bytes", "tokens/s", "bytes/step",
-               "formula", "exposed", "hidden", "packing", "loss", to_baseline}};
+               "formula", "exposed", "hidden", "for rows", "backward", "packing", "loss", to_baseline}};
   for (const Row& row : rows) {
     const Point& p = *row.point;
     const bool exceeds = p.payload_bytes > p.formula_bytes + 0.5;
@@ -73,6 +73,8 @@ Cells cells_of(const std::vector<Row>& rows) {
          exceeds ? "exceeds " + size_text(p.formula_bytes) : formula_text(p),
          row.exposed_share ? form("%.0f %%", 100 * *row.exposed_share) : "-",
          row.hidden_share ? form("%.0f %%", 100 * *row.hidden_share) : "-",
+         row.rows_share ? form("%.0f %%", 100 * *row.rows_share) : "-",
+         p.rows_backward_seconds ? seconds_text(*p.rows_backward_seconds) : "-",
          p.packing > 1 ? std::to_string(p.packing) : "-", text_of("%.4f", row.final_loss),
          text_of("%+.4f", row.loss_gap)});
   }

@@ -1,12 +1,14 @@
 // The order in which a rank computes the pieces of one training step.
 //
 // A model is a list of blocks, a block a list of parts. A piece is the forward or the backward of one part
-// for one micro-batch, or the update of a block. What is exchanged around the pieces is not said here:
-// step/weaver.h puts it there.
+// for one micro-batch, or the update of a block. A backward may be cut in two: gradients of what the part took,
+// and those of its parameters, which nobody else waits for. What is exchanged around the pieces is not said
+// here: step/weaver.h puts it there.
 //
 //   whole_batch   every rank has the whole model: each micro-batch forward through all parts, then backward
 //                 through all of them in reverse, before the next one begins
 //
+// Orders of ranks that have a stage of the model each: patterns/pipeline.h.
 // Updates are not in these orders: when a block is updated depends on what it waits for.
 #pragma once
 
@@ -17,7 +19,12 @@
 
 namespace weft {
 
-enum class Work : std::uint8_t { forward, backward, update };
+enum class Work : std::uint8_t { forward, backward, input_gradient, weight_gradient, update };
+
+// What the part took has its gradient behind it.
+constexpr bool goes_back(Work work) { return work == Work::backward || work == Work::input_gradient; }
+// Gradients of parameters grow by it.
+constexpr bool adds_gradients(Work work) { return work == Work::backward || work == Work::weight_gradient; }
 
 struct Piece {
   Work work = Work::forward;

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/statistics.h"
+#include "planner/text.h"
 #include "transports/endpoint.h"
 #include "transports/link_model.h"
 #include "workload/job_steps.h"
@@ -91,8 +92,16 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
   unlimited.link = {};
   const std::vector<EmulatedSteps> ranks = walk(outline, emulation, limited);
   out.step_seconds = step_of(ranks);
-  out.exposed_seconds = std::max(0.0, out.step_seconds - step_of(walk(outline, emulation, unlimited)));
-  out.compute_seconds = compute_seconds(with_dense_tables(outline, emulation.tables));
+  const double free_seconds = step_of(walk(outline, emulation, unlimited));
+  out.exposed_seconds = std::max(0.0, out.step_seconds - free_seconds);
+  for (int stage = 0; emulation.mesh.pp > 1 && stage < emulation.mesh.pp; ++stage) {
+    const int rank = emulation.mesh.rank_of({.pp = stage});
+    const double computed = ranks[static_cast<std::size_t>(rank)].times.back().computed();
+    out.stages.push_back({.compute_seconds = computed,
+                          .idle_seconds = std::max(0.0, free_seconds - computed),
+                          .exposed_seconds = out.exposed_seconds});
+  }
+  out.compute_seconds = compute_seconds(with_dense_tables(outline, emulation.tables)) / emulation.mesh.pp;
   out.busiest_port_bytes = busiest_port_bytes(ranks, simulation);
   out.notes = ranks.front().notes;
   return out;
@@ -105,19 +114,24 @@ Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
     SimRanksOptions options;
     options.sim.link.ranks = simulation.ranks;
     SimRanks ranks(options);
-    Engine& engine = ranks.engine(0);
-    if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
-    JobOptions walked = job_options(emulation, outline, engine.world().rank());
-    walked.table_memory_rows = kWalkedRows;
-    JobStrategies job(engine, engine.world(),
-                      shape_of(outline, expert_layout(emulation.experts, engine.world().rank())), walked);
-    out.rows = job.all().rows();
-    out.world = engine.world().group_id();
-    out.shape = job.all().shape();
-    out.tables = job.all().tables(emulation.micro_batches);
-    out.why_updates_wait = job.all().why_updates_wait();
-    // The comparison of plans has begun, and nobody answers it.
-    engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
+    for (int stage = 0; stage < emulation.mesh.pp; ++stage) {
+      const int rank = emulation.mesh.rank_of({.pp = stage});
+      Engine& engine = ranks.engine(rank);
+      if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
+      JobOptions walked = job_options(emulation, outline, rank);
+      walked.table_memory_rows = kWalkedRows;
+      JobStrategies job(engine, engine.world(),
+                        rank_model(outline, emulation, expert_layout(emulation, rank), rank).shape, walked);
+      for (PlanRow& row : job.all().rows()) {
+        if (emulation.mesh.pp > 1) row.why = "stage " + std::to_string(stage) + ": " + row.why;
+        out.rows.push_back(std::move(row));
+      }
+      out.world = engine.world().group_id();
+      out.stages.push_back({job.all().shape(), job.all().tables(emulation.micro_batches)});
+      out.why_updates_wait = job.all().why_updates_wait();
+      // The comparison of plans has begun, and nobody answers it.
+      engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
+    }
   }
   out.prediction = predict(outline, emulation, simulation);
   add_notes(out.rows, out.prediction.notes);
@@ -131,17 +145,17 @@ std::string group_text(const Plan& plan, const PlanRow& row) {
   return text;
 }
 
-std::string text_of(const Plan& plan, Phase phase) {
+std::string text_of(const Plan::Stage& stage, Phase phase) {
   std::string out;
-  const int micro_batches = plan.tables.of(phase).micro_batches();
-  for (const Move& move : plan.tables.of(phase).moves) {
+  const int micro_batches = stage.tables.of(phase).micro_batches();
+  for (const Move& move : stage.tables.of(phase).moves) {
     char line[160];
     const std::string_view verb = verb_of(move.kind);
     if (move.kind == Move::Kind::compute) {
       std::snprintf(line, sizeof line, "  %-9.*s%s\n", static_cast<int>(verb.size()), verb.data(),
-                    plan.shape.title(move.piece, micro_batches).c_str());
+                    stage.shape.title(move.piece, micro_batches).c_str());
     } else {
-      const Exchange& exchange = plan.tables.exchanges[static_cast<std::size_t>(move.exchange)];
+      const Exchange& exchange = stage.tables.exchanges[static_cast<std::size_t>(move.exchange)];
       std::string name = exchange.name;
       if (exchange.each_micro_batch && micro_batches > 1)
         name += ", micro-batch " + std::to_string(move.micro_batch);
@@ -153,6 +167,79 @@ std::string text_of(const Plan& plan, Phase phase) {
     out += line;
   }
   return out;
+}
+
+std::string schedule_text(const StageOptions& options, int micro_batches) {
+  std::string out;
+  for (int stage = 0; stage < options.stages; ++stage) {
+    out += "stage " + std::to_string(stage) + " ";
+    for (const StageItem& item : pipeline_order(pipeline_shape(options, micro_batches), stage)) {
+      const char work = item.work == Work::forward ? 'F' : item.work == Work::weight_gradient ? 'W' : 'B';
+      out += std::string(" ") + work + std::to_string(item.micro_batch);
+      if (options.chunks > 1) out += "." + std::to_string(item.chunk / options.stages);
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+std::string schedule_svg(const Outline& outline, const EmulationOptions& emulation,
+                         const SimulationOptions& simulation) {
+  EmulationOptions some = emulation;
+  some.warmup = 1;
+  some.steps = 2;
+  some.before_step = nullptr;
+  some.settles_after = nullptr;
+  std::vector<Trace> traces;
+  SimulationOptions traced = simulation;
+  traced.traces = &traces;
+  static_cast<void>(simulate_ranks(outline, some, traced));
+  const auto is_shown = [](const TraceEvent& e) {
+    return e.kind == TraceEvent::Kind::computing && e.step == 1;
+  };
+  Time first = kNever, last{};
+  for (const Trace& trace : traces) {
+    for (const TraceEvent& e : trace.events()) {
+      if (!is_shown(e)) continue;
+      first = std::min(first, e.started);
+      last = std::max(last, e.finished);
+    }
+  }
+  constexpr int kWidth = 1200, kRow = 28, kLeft = 70, kTop = 34;
+  const double scale = last > first ? (kWidth - kLeft - 10) / seconds(last - first) : 0;
+  const int height = kTop + kRow * static_cast<int>(traces.size()) + 30;
+  std::string out;
+  char line[512];
+  std::snprintf(
+      line, sizeof line,
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+      "font-family=\"sans-serif\" font-size=\"12\"><rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>"
+      "<text x=\"10\" y=\"20\">one step, %s: forward blue, backward orange, weights green, updates "
+      "grey</text>\n",
+      kWidth, height, milliseconds(seconds(last - first)).c_str());
+  out += line;
+  for (std::size_t r = 0; r < traces.size(); ++r) {
+    const int y = kTop + kRow * static_cast<int>(r);
+    std::snprintf(line, sizeof line, "<text x=\"10\" y=\"%d\">rank %zu</text>\n", y + 18, r);
+    out += line;
+    for (const TraceEvent& e : traces[r].events()) {
+      if (!is_shown(e) || e.finished <= e.started) continue;
+      const char* const colour = e.name.starts_with("forward")           ? "#4477aa"
+                                 : e.name.starts_with("weight gradient") ? "#228833"
+                                 : e.name.starts_with("update")          ? "#bbbbbb"
+                                                                         : "#ee7733";
+      std::snprintf(line, sizeof line,
+                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" stroke=\"white\" "
+                    "stroke-width=\"0.4\"><title>%.160s</title></rect>\n",
+                    kLeft + scale * seconds(e.started - first), y + 2,
+                    scale * seconds(e.finished - e.started), kRow - 4, colour, e.name.c_str());
+      out += line;
+    }
+  }
+  std::snprintf(line, sizeof line,
+                "<text x=\"%d\" y=\"%d\">time, from the first piece to the last</text></svg>\n", kLeft,
+                height - 10);
+  return out + line;
 }
 
 }  // namespace weft

@@ -15,21 +15,32 @@
 
 namespace weft {
 
+// Of a stage, in a step.
+struct StagePrediction {
+  double compute_seconds = 0;  // of its blocks
+  double idle_seconds = 0;     // beside them on a link without limits: the bubble
+  double exposed_seconds = 0;  // beside both, on this one
+};
+
 struct Prediction {
   double step_seconds = 0;         // of the job: median
   double exposed_seconds = 0;      // of them, that the same step takes less on a link without limits
-  double compute_seconds = 0;      // of the model, by the outline
+  double compute_seconds = 0;      // of the model, by the outline; of stages, the mean
   double busiest_port_bytes = 0;   // of a step's gradients, that leave the busiest node: each rank, or those
                                    // that share a port
   int distinct_tables = 0;         // of all ranks; they hold together (step/verify.h)
   std::vector<std::string> notes;  // of tables, as they went
+  std::vector<StagePrediction> stages;  // where there are several
 };
 
 struct Plan {
-  std::vector<PlanRow> rows;
-  std::uint64_t world = 0;  // the group of all ranks
-  ModelShape shape;
-  Tables tables;  // of rank 0
+  std::vector<PlanRow> rows;  // of rank 0, and of a rank of each further stage
+  std::uint64_t world = 0;    // the group of all ranks
+  struct Stage {
+    ModelShape shape;
+    Tables tables;
+  };
+  std::vector<Stage> stages;  // of rank 0, and of a rank of each further stage
   std::string why_updates_wait;
   Prediction prediction;
 };
@@ -55,6 +66,12 @@ Prediction predict(const Outline& outline, const EmulationOptions& emulation,
 std::string group_text(const Plan& plan, const PlanRow& row);
 
 // "wait     gradients of bucket 3 from ...     step n-1   gradient", a line a move.
-std::string text_of(const Plan& plan, Phase phase);
+std::string text_of(const Plan::Stage& stage, Phase phase);
+// "stage 0  F0 F1 F2 B0 F3 B1 ...", a line a stage: what it computes of which micro-batch (B: backward, or gradients
+// of inputs where W stands for those of weights; with several chunks "F2.1").
+std::string schedule_text(const StageOptions& stage, int micro_batches);
+// Every rank a row, time to the right: what the second step of a walk computes.
+std::string schedule_svg(const Outline& outline, const EmulationOptions& emulation,
+                         const SimulationOptions& simulation);
 
 }  // namespace weft

@@ -1,20 +1,14 @@
 #include "planner/slices.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "experts/policies.h"
+#include "planner/text.h"
 #include "weft/error.h"
 
 namespace weft {
 
 namespace {
-
-std::string milliseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g ms", seconds * 1e3);
-  return text;
-}
 
 std::string slices_text(int slices) { return std::to_string(slices) + (slices == 1 ? " slice" : " slices"); }
 

@@ -298,7 +298,7 @@ LiveRow moment_row(const OptimizerParameter& p, const Moment& moment, const Peer
 
 LiveRow step_row(const OptimizerParameter& p, std::int64_t& step, const Peers& peers) {
   LiveRow out;
-  out.row = row_of(p, "step", peers);
+  out.row = row_of(p, "step", p.counters.value_or(peers));
   out.row.dtype = DType::int64;
   out.row.rule = LayoutRule::same;
   out.row.shard = Shard::whole({});

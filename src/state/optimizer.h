@@ -36,9 +36,10 @@ std::uint64_t hash_of(const OptimizerOptions& options);
 struct OptimizerParameter {
   std::string name;  // unique: state is kept by it
   std::int64_t count = 0;
-  DType dtype = DType::float32;  // or float64
-  Shard shard;                   // of a tensor, with `count` elements; without a shape: a vector of its own
-  std::optional<Peers> holders;  // who hold the same shard; none: all who have the optimizer
+  DType dtype = DType::float32;   // or float64
+  Shard shard;                    // of a tensor, with `count` elements; without a shape: a vector of its own
+  std::optional<Peers> holders;   // who hold the same shard; none: all who have the optimizer
+  std::optional<Peers> counters;  // who have it, or a part: for its number of updates; none: all as well
 };
 
 // ---- rows, the same for every maker of optimizers ----

@@ -6,8 +6,7 @@
 //   first    the first step, and the first behind a settled one: nothing is under way
 //   steady   every other step: what the one before left under way is awaited where it is needed
 //   settle   no step: what the last one (offset 0) left under way is awaited, parameters are updated
-// and a forward alone, for evaluations, is what of the first one happens in each micro-batch until its last
-// forward.
+// and a forward alone, for evaluations, is what happens in a micro-batch until its last forward.
 //
 // A start that is `inside` happens on an event inside the piece in front of it (a gradient that is ready),
 // at the latest at that piece's end; its row says so to the verifier and to people, and walking it does

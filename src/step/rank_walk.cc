@@ -194,8 +194,11 @@ void RankWalk::end_table() {
     segment_ = steps_;
   } else {
     for (const Piece& piece : whole_batch(shape_.parts(), micro_batches_)) {
-      if (!was_done(piece.work, {piece.block, piece.part}, piece.micro_batch))
-        breach(title(piece) + " is not computed");
+      const Place place{piece.block, piece.part};
+      const bool there = piece.work == Work::forward
+                             ? was_done(Work::forward, place, piece.micro_batch)
+                             : went_back(place, piece.micro_batch) && has_added(place, piece.micro_batch);
+      if (!there) breach(title(piece) + " is not computed");
     }
     std::erase_if(given_, [this](const Given& given) { return given.first <= now(); });
     ++steps_;
@@ -239,6 +242,14 @@ bool RankWalk::was_done(Work work, const Place& place, int micro_batch) const {
   return done_.contains(key_of(work, place.block, place.part, micro_batch));
 }
 
+bool RankWalk::went_back(const Place& place, int micro_batch) const {
+  return was_done(Work::backward, place, micro_batch) || was_done(Work::input_gradient, place, micro_batch);
+}
+
+bool RankWalk::has_added(const Place& place, int micro_batch) const {
+  return was_done(Work::backward, place, micro_batch) || was_done(Work::weight_gradient, place, micro_batch);
+}
+
 void RankWalk::compute(const Piece& piece) {
   const bool is_new = done_.insert(key_of(piece.work, piece.block, piece.part, piece.micro_batch)).second;
   if (piece.work == Work::update) return update(piece);
@@ -246,7 +257,15 @@ void RankWalk::compute(const Piece& piece) {
   for (const int p : part_of(piece).parameters)
     check_free(title(piece), {TensorName::Of::parameter, shape_.parameters[static_cast<std::size_t>(p)].name},
                Use::reads, now());
-  piece.work == Work::forward ? forward(piece) : backward(piece);
+  if (piece.work == Work::forward) return forward(piece);
+  const Place place{piece.block, piece.part};
+  const bool halves = was_done(Work::input_gradient, place, piece.micro_batch) ||
+                      was_done(Work::weight_gradient, place, piece.micro_batch);
+  if (halves && was_done(Work::backward, place, piece.micro_batch))
+    breach(title(piece) + " is computed both whole and in halves");
+  if (piece.work != Work::weight_gradient) return backward(piece);
+  if (!was_done(Work::input_gradient, place, piece.micro_batch))
+    breach(title(piece) + " comes before the gradient of its input");
 }
 
 void RankWalk::forward(const Piece& piece) {
@@ -271,7 +290,7 @@ void RankWalk::backward(const Piece& piece) {
     breach(title(piece) + " comes before its forward");
   for (const std::string& name : part_of(piece).gives) {
     for (const Place& reader : takers_.at(name)) {
-      if (!was_done(Work::backward, reader, piece.micro_batch))
+      if (!went_back(reader, piece.micro_batch))
         breach(title(piece) + " comes before that of its reader '" +
                part_of({Work::backward, reader.block, reader.part, 0}).name + "'");
     }
@@ -395,7 +414,7 @@ bool RankWalk::touches(const std::vector<TensorName>& all, const Occasion& what,
 bool RankWalk::is_complete(int parameter) const {
   for (const Place& user : users_[static_cast<std::size_t>(parameter)]) {
     for (int m = 0; m < micro_batches_; ++m) {
-      if (!was_done(Work::backward, user, m)) return false;
+      if (!has_added(user, m)) return false;
     }
   }
   return true;
@@ -404,7 +423,7 @@ bool RankWalk::is_complete(int parameter) const {
 bool RankWalk::is_begun(int parameter) const {
   for (const Place& user : users_[static_cast<std::size_t>(parameter)]) {
     for (int m = 0; m < micro_batches_; ++m) {
-      if (was_done(Work::backward, user, m)) return true;
+      if (has_added(user, m)) return true;
     }
   }
   return false;
@@ -414,7 +433,7 @@ bool RankWalk::is_begun(int parameter) const {
 bool RankWalk::has_gradient(const TensorName& activation, int reader) const {
   const std::vector<Place>& takers = takers_.at(activation.name);
   for (const Place& taker : takers) {
-    if (!was_done(Work::backward, taker, activation.micro_batch)) return false;
+    if (!went_back(taker, activation.micro_batch)) return false;
   }
   bool any = !takers.empty();
   const auto writers = activation_writers_.find({activation.name, activation.micro_batch});

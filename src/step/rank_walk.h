@@ -62,6 +62,8 @@ class RankWalk {
   std::string title(const Piece& piece) const { return shape_.title(piece, micro_batches_); }
   std::string title(const Move& move) const { return "'" + exchange(move.exchange).name + "'"; }
   bool was_done(Work work, const Place& place, int micro_batch) const;
+  bool went_back(const Place& place, int micro_batch) const;
+  bool has_added(const Place& place, int micro_batch) const;
   Step now() const { return {settled_, steps_}; }
 
   void compute(const Piece& piece);

@@ -23,6 +23,9 @@ void ModelShape::check() const {
     if (p.count() < 0) refuse(*this, "parameter '" + p.name + "' has a negative number of elements");
   }
   std::set<std::string> given;
+  for (const ChunkShape& chunk : chunks) {
+    if (!chunk.arrives.empty()) given.insert(chunk.arrives);
+  }
   int used = 0;  // parameters so far, in the order of their first use
   for (const BlockShape& block : blocks) {
     if (block.parts.empty()) refuse(*this, "block '" + block.name + "' has no part");
@@ -41,7 +44,11 @@ void ModelShape::check() const {
       }
     }
   }
-  if (blocks.empty() || !given.contains(kLoss)) refuse(*this, "no part gives the loss");
+  if (blocks.empty() || given.contains(kLoss) != has_loss()) refuse(*this, "no part gives the loss");
+  for (const ChunkShape& chunk : chunks) {
+    if (!chunk.leaves.empty() && !given.contains(chunk.leaves))
+      refuse(*this, "no part gives '" + chunk.leaves + "', which leaves");
+  }
   for (const ExpertShape& layer : experts) {
     const bool there =
         layer.block >= 0 && layer.block < num_blocks() && layer.slices >= 1 && layer.gate >= 0 &&
@@ -87,6 +94,13 @@ Piece ModelShape::ready_after(int parameter, int micro_batches) const {
 }
 
 int ModelShape::block_of(int parameter) const { return ready_after(parameter, 1).block; }
+
+int ModelShape::origin_of(int block) const {
+  for (const ChunkShape& chunk : chunks) {
+    if (block >= chunk.first && block < chunk.first + chunk.count) return chunk.origin + block - chunk.first;
+  }
+  return block;
+}
 
 ModelShape ModelShape::trained(const std::vector<bool>& is_trained) const {
   ModelShape out = *this;
@@ -149,8 +163,9 @@ ModelShape chain_shape(std::string model, const std::vector<ChainBlock>& blocks)
 std::string ModelShape::title(const Piece& piece, int micro_batches) const {
   const BlockShape& block = blocks[static_cast<std::size_t>(piece.block)];
   if (piece.work == Work::update) return "update " + block.name;
-  std::string out = std::string(piece.work == Work::forward ? "forward " : "backward ") +
-                    block.parts[static_cast<std::size_t>(piece.part)].name;
+  constexpr const char* kWorks[] = {"forward ", "backward ", "input gradient of ", "weight gradient of "};
+  std::string out =
+      kWorks[static_cast<std::size_t>(piece.work)] + block.parts[static_cast<std::size_t>(piece.part)].name;
   if (micro_batches > 1) out += ", micro-batch " + std::to_string(piece.micro_batch);
   return out;
 }

@@ -67,6 +67,7 @@ void StepClock::begin(const Table& table) {
   times_.steady = table.phase == Phase::steady;
   ready_seconds_.assign(block_of_.size(), -1);
   last_micro_batch_ = expert_slices_ = 0;
+  in_backward_ = false;
   for (const Move& move : table.moves) {
     if (move.kind == Move::Kind::compute)
       last_micro_batch_ = std::max(last_micro_batch_, move.piece.micro_batch);
@@ -75,6 +76,7 @@ void StepClock::begin(const Table& table) {
 
 void StepClock::computed(const Piece& piece, Time now) {
   if (settles_) return;
+  in_backward_ = goes_back(piece.work) || adds_gradients(piece.work);
   const double took = seconds(now - piece_began_) - handed_in_piece_;
   const auto block = static_cast<std::size_t>(piece.block);
   const auto is_slice = [&](const ExpertShape& layer) {
@@ -92,6 +94,8 @@ void StepClock::computed(const Piece& piece, Time now) {
       (piece.micro_batch == 0 ? times_.forward[block] : times_.forward.back()) += took;
       break;
     case Work::backward:
+    case Work::input_gradient:
+    case Work::weight_gradient:
       (piece.micro_batch == last_micro_batch_ ? times_.backward[block] : times_.forward.back()) += took;
       break;
   }
@@ -105,8 +109,11 @@ void StepClock::handed_over(int parameter, Time from, Time to) {
   times_.handed_over += seconds(to - from);
 }
 
-void StepClock::waited(Time from, Time to) {
-  if (!settles_) times_.waited += seconds(to - from);
+void StepClock::waited(bool between_parts, Time from, Time to) {
+  if (settles_) return;
+  const double took = seconds(to - from);
+  times_.waited += took;
+  if (between_parts) (in_backward_ ? times_.waited_backward : times_.waited_forward) += took;
 }
 
 void StepClock::end(Time now) {

@@ -20,10 +20,11 @@ struct StepTimes {
   std::vector<double> ready;  // of each parameter: share of its block's backward after which its gradient is
                               // there; 1 where it has none
   double waited = 0;          // for exchanges
-  double handed_over = 0;     // to the strategies, inside of backward
-  double other = 0;           // all else since the step before ended; 0 where nothing was under way then
-  bool steady = false;        // the step before was under way
-  double expert_slice = 0;    // of a slice of tokens: forward of its experts, on the mean; 0: there are none
+  double waited_forward = 0, waited_backward = 0;  // of it: for what travels between parts
+  double handed_over = 0;                          // to the strategies, inside of backward
+  double other = 0;         // all else since the step before ended; 0 where nothing was under way then
+  bool steady = false;      // the step before was under way
+  double expert_slice = 0;  // of a slice of tokens: forward of its experts, on the mean; 0: there are none
 
   double computed() const;  // by the blocks
 };
@@ -44,7 +45,7 @@ class StepClock {
   void computing(Time now) { piece_began_ = now, handed_in_piece_ = 0; }
   void computed(const Piece& piece, Time now);
   void handed_over(int parameter, Time from, Time to);
-  void waited(Time from, Time to);
+  void waited(bool between_parts, Time from, Time to);
   void end(Time now);
 
   // Of the step that was walked last; settling is none.
@@ -57,7 +58,7 @@ class StepClock {
   StepTimes times_;
   std::vector<double> ready_seconds_;  // of each parameter: in its block's backward; negative: not yet
   int last_micro_batch_ = 0, expert_slices_ = 0;
-  bool settles_ = false;
+  bool settles_ = false, in_backward_ = false;
   Time piece_began_{}, ended_{};  // ended_: the table that was walked last
   double handed_in_piece_ = 0;
 };

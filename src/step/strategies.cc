@@ -120,7 +120,7 @@ void Strategies::install() {
   for (const auto& s : strategies_) world_verdict_ |= s->has_shards() && !why_updates_wait_.empty();
   list_exchanges();
   compare();
-  tables(1);
+  tables(fewest_micro_batches(options_.stage));
 }
 
 // Each group for itself; in that of the world the ranks also tell each other who needs a verdict of all.
@@ -135,14 +135,20 @@ void Strategies::compare() {
   const auto hash_of_group = [&](std::uint64_t group) {
     std::vector<PlanRow> rows;
     std::vector<Exchange> exchanges;
+    std::vector<std::uint64_t> options(std::begin(parts), std::end(parts));
     for (const auto& s : strategies_) {
       if (s->group().group_id() != group) continue;
+      if (const std::optional<std::uint64_t> instead = s->compared()) {
+        options.push_back(*instead);
+        continue;
+      }
       const std::vector<PlanRow> more = s->rows();
       rows.insert(rows.end(), more.begin(), more.end());
     }
-    std::ranges::copy_if(exchanges_, std::back_inserter(exchanges),
-                         [group](const Exchange& e) { return e.group == group; });
-    return hash_of(rows, exchanges, parts);
+    std::ranges::copy_if(exchanges_, std::back_inserter(exchanges), [group](const Exchange& e) {
+      return e.group == group && e.kind == Exchange::Kind::collective;
+    });
+    return hash_of(rows, exchanges, options);
   };
   constexpr const char* kWhat =
       "plan of the step (tensors, schemes, divisors, exchanges, clipping, skipping, lookahead, not_finite, "
@@ -202,11 +208,12 @@ std::vector<Piece> Strategies::order_of(Phase phase, int micro_batches) const {
   updates.reserve(shape_.blocks.size());
   for (int b = 0; b < shape_.num_blocks(); ++b) updates.push_back(update_of(b));
   if (phase == Phase::settle) return updates;
-  if (phase == Phase::first) return whole_batch(shape_.parts(), micro_batches);
+  const std::vector<Piece> computed = step_order(shape_, options_.stage, micro_batches);
+  if (phase == Phase::first) return computed;
   std::vector<Piece> out;
   const bool together = !why_updates_wait_.empty();
   if (together) out = updates;
-  for (const Piece& piece : whole_batch(shape_.parts(), micro_batches)) {
+  for (const Piece& piece : computed) {
     const bool enters = piece.work == Work::forward && piece.part == 0 && piece.micro_batch == 0;
     if (enters && !together) out.push_back(update_of(piece.block));
     out.push_back(piece);
@@ -215,12 +222,12 @@ std::vector<Piece> Strategies::order_of(Phase phase, int micro_batches) const {
 }
 
 // The verdict of a step that has ended is known before the next one's first gradient: by then its state is
-// committed.
+// committed. (Behind the first forward a stage would wait for all stages behind it.)
 void Strategies::weave_own(Weaver& weaver) const {
   const Phase phase = weaver.phase();
   const int last_block = shape_.num_blocks() - 1;
   const int last_part = static_cast<int>(shape_.blocks.back().parts.size()) - 1;
-  const auto forward_end = [&](int m) { return Piece{Work::forward, last_block, last_part, m}; };
+  const Piece forward_end{Work::forward, last_block, last_part, weaver.micro_batches() - 1};
   if (phase == Phase::first) {
     weaver.at_begin(wait_of(kPlan, 0));
     for (const auto& [exchange, ticket] : group_comparisons_) weaver.at_begin(wait_of(exchange, 0));
@@ -231,15 +238,15 @@ void Strategies::weave_own(Weaver& weaver) const {
     const bool starts = !options_.lookahead || phase == Phase::first;
     if (starts) weaver.at_begin(start_of(kBatch, step));
     if (options_.lookahead && phase == Phase::first)
-      weaver.after(forward_end(0), wait_of(kBatch, 0));
+      weaver.after(weaver.before_backward(), wait_of(kBatch, 0));
     else
       weaver.at_begin(wait_of(kBatch, step));
-    if (options_.lookahead) weaver.after(forward_end(weaver.micro_batches() - 1), start_of(kBatch, -1));
+    if (options_.lookahead) weaver.after(forward_end, start_of(kBatch, -1));
   }
   if (!why_updates_wait_.empty()) return;  // gate() puts the verdict in front of the updates
   if (phase == Phase::steady) {
     weaver.after(update_of(last_block), start_of(kVerdict, 1));
-    weaver.after(forward_end(0), wait_of(kVerdict, 1));
+    weaver.after(weaver.before_backward(), wait_of(kVerdict, 1));
   } else if (phase == Phase::settle) {
     weaver.at_end(start_of(kVerdict, 0));
     weaver.at_end(wait_of(kVerdict, 0));
@@ -265,6 +272,17 @@ void Strategies::gate(Table& table) const {
   table.moves = std::move(moves);
 }
 
+// Behind it the weaver means the exchanges of the list itself.
+void Strategies::weave_strategies(Weaver& weaver) const {
+  int base = num_own();
+  for (const auto& strategy : strategies_) {
+    weaver.set_base(base);
+    strategy->weave(weaver);
+    base += static_cast<int>(strategy->exchanges().size());
+  }
+  weaver.set_base(0);
+}
+
 Tables Strategies::make_tables(int micro_batches) const {
   Tables out;
   out.exchanges = exchanges_;
@@ -277,13 +295,7 @@ Tables Strategies::make_tables(int micro_batches) const {
   for (const auto& strategy : strategies_) add_group(strategy->group());
   for (Table* table : {&out.first, &out.steady, &out.settle}) {
     Weaver weaver(table->phase, shape_, micro_batches, order_of(table->phase, micro_batches));
-    int base = num_own();
-    for (const auto& strategy : strategies_) {
-      weaver.set_base(base);
-      strategy->weave(weaver);
-      base += static_cast<int>(strategy->exchanges().size());
-    }
-    weaver.set_base(0);
+    weave_strategies(weaver);
     weave_own(weaver);
     *table = weaver.take();
     gate(*table);
@@ -321,18 +333,16 @@ int verify_together(std::span<Strategies* const> ranks, int micro_batches) {
 const Table& Strategies::forward_table() {
   if (under_way_) refuse("a forward alone while a step is under way");
   if (forward_) return *forward_;
-  const std::vector<Move>& moves = tables(1).first.moves;
-  const auto is_forward = [](const Move& m) {
-    return m.kind == Move::Kind::compute && m.piece.work == Work::forward;
-  };
-  const auto end = std::find_if(moves.rbegin(), moves.rend(), is_forward).base();
+  Weaver weaver(Phase::forward, shape_, 1, forward_order(shape_));
+  weave_strategies(weaver);
+  const std::vector<Move> moves = weaver.take().moves;
   const auto is_awaited = [&](int exchange) {
-    return std::any_of(moves.begin(), end,
-                       [&](const Move& m) { return m.kind == Move::Kind::wait && m.exchange == exchange; });
+    return std::ranges::any_of(
+        moves, [&](const Move& m) { return m.kind == Move::Kind::wait && m.exchange == exchange; });
   };
   Table out{.phase = Phase::forward, .moves = {}};
-  std::copy_if(moves.begin(), end, std::back_inserter(out.moves), [&](const Move& m) {
-    if (m.kind == Move::Kind::compute) return is_forward(m);
+  std::ranges::copy_if(moves, std::back_inserter(out.moves), [&](const Move& m) {
+    if (m.kind == Move::Kind::compute) return true;
     const bool moves_data = m.kind == Move::Kind::start || m.kind == Move::Kind::wait;
     return moves_data && exchanges_[static_cast<std::size_t>(m.exchange)].each_micro_batch &&
            is_awaited(m.exchange);
@@ -381,14 +391,14 @@ void Strategies::begin(const Table& table) {
   step_ = next_number_.value_or(step_ + 1);
   next_number_.reset();
   backwards_left_ = static_cast<int>(std::count_if(table.moves.begin(), table.moves.end(), [](const Move& m) {
-    return m.kind == Move::Kind::compute && m.piece.work == Work::backward;
+    return m.kind == Move::Kind::compute && adds_gradients(m.piece.work);
   }));
 }
 
 void Strategies::computed(const Piece& piece) {
   clock_.computed(piece, engine_.now());
   for (const auto& s : strategies_) s->computed(piece);
-  if (piece.work != Work::backward || --backwards_left_ > 0) return;
+  if (!adds_gradients(piece.work) || --backwards_left_ > 0) return;
   for (const auto& s : strategies_) s->step_end();
 }
 
@@ -427,7 +437,7 @@ Ticket Strategies::ticket(const Move& wait) const {
 }
 
 void Strategies::waited(const Move& wait, Time since) {
-  clock_.waited(since, engine_.now());
+  clock_.waited(exchanges_[static_cast<std::size_t>(wait.exchange)].each_micro_batch, since, engine_.now());
   if (wait.exchange == kPlan)
     world_verdict_ = std::ranges::any_of(*verdict_wishes_, [](std::int64_t wish) { return wish != 0; });
   if (wait.exchange == kVerdict) take_verdict();

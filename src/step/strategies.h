@@ -37,6 +37,7 @@
 
 #include "state/registry.h"
 #include "step/figures.h"
+#include "step/stage.h"
 #include "step/step_times.h"
 #include "step/strategy.h"
 #include "step/verify.h"
@@ -49,6 +50,7 @@ struct StepOptions {
   bool skip_not_finite = false;  // leave such a step out on all ranks; else it is an Error
   bool tokens = true;            // agree on tokens and losses
   std::uint64_t compared = 0;    // of whatever else the caller's results depend on
+  StageOptions stage;            // that the shape is of
   // affects speed only
   bool lookahead = false;        // batch_known() comes one step ahead
   std::string updates_wait;      // for all results, for this reason; empty: only where results need it
@@ -161,6 +163,7 @@ class Strategies {
   VerifiedRank verified(const Tables& tables, int micro_batches) const;
   Tables make_tables(int micro_batches) const;
   std::vector<Piece> order_of(Phase phase, int micro_batches) const;
+  void weave_strategies(Weaver& weaver) const;
   void weave_own(Weaver& weaver) const;
   void gate(Table& table) const;
   void start_batch(int offset);

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -83,6 +84,9 @@ class Strategy {
   virtual void weave(Weaver& weaver) const = 0;
   // Parameters whose gradients it takes and whose results it has; their places here are its own numbers.
   virtual std::vector<std::string> gradients() const { return {}; }
+  // Where the ranks of the group have rows and exchanges of their own (the ends of a pipe): a hash of what they
+  // must agree on, which is compared in place of these.
+  virtual std::optional<std::uint64_t> compared() const { return std::nullopt; }
   // Why no parameter may be updated before all exchanges of the step have ended; empty: they may.
   virtual std::string why_updates_wait() const { return {}; }
   // Each rank has results of its own (shards), so that its verdict and its squares are of them alone. Else

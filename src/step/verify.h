@@ -10,7 +10,8 @@
 //      send. Ranks do not wait for each other in a circle. What is announced starts, once for each time
 //   3  every part goes forward and backward once in each micro-batch: forward after whatever it takes was
 //      given, by a part or by an exchange that was awaited, and its parameters had their last update;
-//      backward after all readers of what it gives, here and elsewhere
+//      backward after all readers of what it gives, here and elsewhere; whole, or in halves, the gradient of
+//      its input first
 //   4  an exchange reads what is there: an activation that was given, a gradient when the backward of the
 //      parameter's last user in the last micro-batch is over and before the next step adds to it. Nobody
 //      touches a parameter or an activation that an exchange under way writes, or writes what it reads

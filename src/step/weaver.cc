@@ -15,6 +15,30 @@ int Weaver::find(const Piece& piece) const {
   return found == cells_.end() ? -1 : static_cast<int>(found - cells_.begin());
 }
 
+Piece Weaver::completes(std::span<const int> parameters) const {
+  for (std::size_t i = cells_.size(); i-- > 0;) {
+    const Piece& piece = cells_[i].piece;
+    if (!adds_gradients(piece.work)) continue;
+    const PartShape& part =
+        shape_.blocks[static_cast<std::size_t>(piece.block)].parts[static_cast<std::size_t>(piece.part)];
+    if (std::ranges::find_first_of(part.parameters, parameters) != part.parameters.end()) return piece;
+  }
+  return {Work::backward, -1, 0, 0};
+}
+
+Piece Weaver::completes_all() const {
+  for (std::size_t i = cells_.size(); i-- > 0;) {
+    if (adds_gradients(cells_[i].piece.work)) return cells_[i].piece;
+  }
+  return {Work::backward, -1, 0, 0};
+}
+
+Piece Weaver::before_backward() const {
+  const auto first =
+      std::ranges::find_if(cells_, [](const Cell& cell) { return goes_back(cell.piece.work); });
+  return first == cells_.begin() ? cells_.front().piece : std::prev(first)->piece;
+}
+
 Move Weaver::placed(Move move) const {
   move.exchange += base_;
   return move;

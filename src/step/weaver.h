@@ -2,6 +2,7 @@
 // they ask.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "step/move.h"
@@ -23,6 +24,12 @@ class Weaver {
   // Offset of what the step before left under way.
   int last() const { return phase_ == Phase::settle ? 0 : 1; }
   bool has(const Piece& piece) const { return find(piece) >= 0; }
+  // The piece behind which the gradients of these parameters are complete, and the one behind which all are. A
+  // table that settles has none: what comes back is in no table.
+  Piece completes(std::span<const int> parameters) const;
+  Piece completes_all() const;
+  // The last piece in front of the first that goes back. REQUIRES: the table does not settle.
+  Piece before_backward() const;
   // Exchanges are the strategy's own numbers. A piece that this table does not have is left alone, and so is
   // the move.
   void at_begin(Move move);

@@ -10,13 +10,15 @@
 
 namespace weft {
 
-ExpertLayout expert_layout(const ExpertOptions& options, int rank) {
-  return {.slices = options.slices, .ranks = options.ranks, .rank = rank % options.ranks};
+ExpertLayout expert_layout(const EmulationOptions& options, int rank) {
+  const ExpertOptions& experts = options.experts;
+  const int at = options.mesh.ranks() == 1 ? rank : options.mesh.coordinates(rank).dp;
+  return {.slices = experts.slices, .ranks = experts.ranks, .rank = at % experts.ranks};
 }
 
-ExpertOptions expert_options(const Outline& outline, const ExpertOptions& options, int rank) {
-  ExpertOptions out = options;
-  out.rank = rank % out.ranks;
+ExpertOptions expert_options(const Outline& outline, const EmulationOptions& options, int rank) {
+  ExpertOptions out = options.experts;
+  out.rank = expert_layout(options, rank).rank;
   if (outline.experts.empty()) {
     if (out.ranks > 1)
       throw UsageError("the outline of " + outline.model +

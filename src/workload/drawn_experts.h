@@ -20,10 +20,10 @@
 namespace weft {
 
 // Of a rank's place.
-ExpertLayout expert_layout(const ExpertOptions& options, int rank);
+ExpertLayout expert_layout(const EmulationOptions& options, int rank);
 // Of the outline's experts, in this layout. Throws UsageError where the outline does not tell them apart, or
 // they cannot be dealt.
-ExpertOptions expert_options(const Outline& outline, const ExpertOptions& options, int rank);
+ExpertOptions expert_options(const Outline& outline, const EmulationOptions& options, int rank);
 
 class DrawnExperts final : public TensorSource {
  public:

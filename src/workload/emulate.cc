@@ -50,10 +50,10 @@ class EmulatedRank final : public Driver {
         options_(options),
         figures_(agree_on_figures(world, options.planned_link)),
         windows_(windows_of(outline, options)),
-        times_(timetable_of(outline_, expert_layout(options.experts, world.rank()))),
-        job_(world.engine(), world.comm(), shape_of(outline, expert_layout(options.experts, world.rank())),
-             job_options(options, outline, world.rank())),
+        model_(rank_model(outline_, options, expert_layout(options, world.rank()), world.rank())),
+        job_(world.engine(), world.comm(), model_.shape, job_options(options, outline, world.rank())),
         experts_(outline, options, job_),
+        passed_(outline, options, job_),
         values_(job_, options.optimizer),
         packing_(packing_of(job_, outline_, options)),
         walker_(*this, job_.all()) {}
@@ -81,25 +81,34 @@ class EmulatedRank final : public Driver {
 
   Task<void> compute(Piece piece) override {
     const PartTimes& part =
-        times_[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
+        model_.times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
     const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
     switch (piece.work) {
       case Work::update:
-        pass(outline_.blocks[static_cast<std::size_t>(piece.block)].update_seconds);
+        pass(outline_.blocks[static_cast<std::size_t>(model_.shape.origin_of(piece.block))].update_seconds);
         break;
       case Work::forward:
         pass(part.forward_seconds + rows * part.row_forward_seconds);
-        if (static_cast<std::size_t>(piece.block) + 1 == outline_.blocks.size() && in_last_micro_batch(piece))
+        if (piece.block + 1 == model_.shape.num_blocks() && in_last_micro_batch(piece))
           batch_known(step_ + 1);
         break;
       case Work::backward:
-        pass(rows * part.row_backward_seconds);
-        in_last_micro_batch(piece) ? backward(part) : pass(part.backward_seconds);
+      case Work::input_gradient:
+      case Work::weight_gradient: {
+        const double share = PartTimes::share_of(piece.work);
+        pass(share * rows * part.row_backward_seconds);
+        if (adds_gradients(piece.work) && in_last_micro_batch(piece))
+          backward(part, share);
+        else
+          pass(share * part.backward_seconds);
         break;
+      }
     }
     co_return;
   }
-  Dense tensor(const TensorName& name) override { return experts_.tensor(name); }
+  Dense tensor(const TensorName& name) override {
+    return passed_.has(name.name) ? passed_.tensor(name) : experts_.tensor(name);
+  }
   Task<void> wait(Ticket ticket) override {
     wait_for(ticket);
     co_return;
@@ -118,10 +127,11 @@ class EmulatedRank final : public Driver {
   void settle(std::optional<int> expert_ranks = std::nullopt);
   void pack(std::int64_t steps);
   void deal_experts(int ranks);
-  void backward(const PartTimes& part);
+  void backward(const PartTimes& part, double share);
   void batch_known(std::int64_t step) {
     const GradientWindows::Asked asked = windows_->asked(world_.rank(), step);
-    job_.all().batch_known({.tokens = outline_.tokens_per_rank, .lookups = asked.lookups});
+    const std::int64_t tokens = model_.shape.has_loss() ? outline_.tokens_per_rank : 0;
+    job_.all().batch_known({.tokens = tokens, .lookups = asked.lookups});
   }
   void pass(double seconds);
   void take_result();
@@ -135,9 +145,10 @@ class EmulatedRank final : public Driver {
   const EmulationOptions& options_;
   const Figures figures_;
   const std::shared_ptr<const GradientWindows> windows_;
-  Timetable times_;
+  RankModel model_;
   JobStrategies job_;
   DrawnExperts experts_;
+  PassedValues passed_;
   ExpertValues values_;
   const std::unique_ptr<ExpertPacking> packing_;
   Walker walker_;
@@ -178,6 +189,7 @@ void EmulatedRank::one_step(std::int64_t step) {
   all.number_step(step);
   if (!all.under_way()) batch_known(step);
   experts_.begin(step);
+  passed_.begin();
   pass(outline_.other_seconds);
   walker_.walk(all.next_table(options_.micro_batches));
   take_result();
@@ -194,17 +206,19 @@ double EmulatedRank::exchanged() {
   return seconds(now - std::exchange(communicated_, now));
 }
 
-void EmulatedRank::backward(const PartTimes& part) {
+void EmulatedRank::backward(const PartTimes& part, double share) {
   for (const ReadyGradient& gradient : part.gradients) {
-    pass(gradient.seconds);
+    pass(share * gradient.seconds);
     const Clock::time_point start = Clock::now();
     job_.all().gradient_ready(
-        gradient.tensor, windows_->of(world_.rank(), step_, gradient.tensor, job_.place(gradient.tensor)));
+        gradient.tensor,
+        windows_->of(world_.rank(), step_, model_.tensors[static_cast<std::size_t>(gradient.tensor)],
+                     job_.place(gradient.tensor)));
     const Clock::duration took = Clock::now() - start;
     current_.handed_over += std::chrono::duration<double>(took).count();
     computed_until_ += took;
   }
-  pass(part.rest_seconds);
+  pass(share * part.rest_seconds);
 }
 
 // Of the step before, in the middle of this one.
@@ -239,9 +253,9 @@ void EmulatedRank::deal_experts(int ranks) {
   const std::unique_ptr<Relayout> move = job_.plan_move(ranks);
   wait_for(job_.start_move(*move));
   const ExpertLayout layout{.slices = options_.experts.slices, .ranks = ranks, .rank = world_.rank() % ranks};
-  job_.lay_out(shape_of(outline_, layout), ranks);
+  model_ = rank_model(outline_, options_, layout, world_.rank());
+  job_.lay_out(model_.shape, ranks);
   job_.finish_move(*move);
-  times_ = timetable_of(outline_, layout);
   packing_->changed(move->most_bytes(), seconds_between(began, Clock::now()));
 }
 

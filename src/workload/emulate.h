@@ -44,10 +44,12 @@
 #include "weft/train/expert_options.h"
 #include "weft/train/optimizer_options.h"
 #include "weft/train/run.h"
+#include "weft/train/stage_options.h"
 #include "weft/train/tables_options.h"
 #include "weft/world.h"
 #include "workload/distributions.h"
 #include "workload/outline.h"
+#include "world/mesh.h"
 
 namespace weft {
 
@@ -57,6 +59,9 @@ struct EmulationOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
+  Mesh mesh;           // of the ranks; of one rank: all of them along dp
+  StageOptions stage;  // how stages are computed, where the mesh has several
+  BackwardOptions backward;
   ExpertOptions experts;                                  // layout: slices, ranks; the rest is the outline's
   OptimizerOptions optimizer = default_options("adamw");  // of the rows of tables
   std::int64_t steps = 15;                                // that are measured
@@ -97,6 +102,9 @@ struct EmulatedSteps {
   std::vector<double> table_formula_bytes;  // of them, of tables
   std::vector<std::string> notes;           // of tables (JobStrategies::notes)
 };
+
+// The stage of a rank.
+StageOptions stage_of(const EmulationOptions& options, int rank);
 
 std::vector<std::vector<double>> seconds_of(std::span<const EmulatedSteps> ranks);  // of each rank's steps
 

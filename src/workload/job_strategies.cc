@@ -29,6 +29,7 @@ struct Parted {
   };
   std::vector<int> scheme;
   std::vector<int> experts;
+  std::vector<int> tied;      // between stages
   std::vector<Tables> apart;  // from it: those of a way together, in the order of the first of them
 };
 Parted parted(const ModelShape& shape, const TablesOptions& options) {
@@ -40,6 +41,10 @@ Parted parted(const ModelShape& shape, const TablesOptions& options) {
     // A table that is a matrix elsewhere gets a gradient for every row: dense, where tables are apart.
     const bool tied = parameter.tied && some_apart;
     const TableWay& way = tied ? find_table_way("dense") : ways.of(parameter.name);
+    if (!parameter.stages.empty()) {
+      out.tied.push_back(static_cast<int>(p));
+      continue;
+    }
     if (parameter.of_experts > 0) {
       out.experts.push_back(static_cast<int>(p));
       continue;
@@ -132,6 +137,8 @@ std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& opti
 JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape& shape,
                              const JobOptions& options)
     : options_(options),
+      mesh_(options.mesh.ranks() == 1 ? Mesh{.dp = world.size()} : options.mesh),
+      data_(mesh_.dp == world.size() ? world : axis_group(world, mesh_, Axis::dp)),
       all_(std::make_unique<Strategies>(engine, world, shape, options.step)),
       places_(shape.parameters.size()),
       byte_scale_(options.byte_scale) {
@@ -142,7 +149,12 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   DataParallelOptions parallel = options.parallel;
   parallel.dtype = options.dtype;
   parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;
-  parallel_ = &add_parallel(engine, world, parts.scheme, parallel);
+  const StageOptions& stage = options.step.stage;
+  const bool alone = !stage.is_whole() && mesh_.dp == 1;  // nothing is sent: nothing is left behind
+  if (alone || (stage.compressed != kAllStages && stage.stage >= stage.compressed))
+    parallel.scheme.name = lossless_scheme().name;
+  parallel_ = &add_parallel(engine, data_, parts.scheme, parallel);
+  if (!parts.tied.empty()) add_tied(parts.tied);
   for (const Parted::Tables& tables : parts.apart) {
     const TableWay& way = *tables.way;
     if (way.kind == TableWay::Kind::hybrid) {
@@ -152,25 +164,67 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
     parallel.name = numbered("tables", dense_tables_.size());
     parallel.scheme.name = lossless_scheme().name;
     parallel.scheme.all_reduce = way.all_reduce;
-    dense_tables_.push_back(&add_parallel(engine, world, tables.parameters, parallel));
+    dense_tables_.push_back(&add_parallel(engine, data_, tables.parameters, parallel));
   }
   if (!shape.experts.empty()) {
     add_expert_strategies(parts.experts);
     router_ = &all_->add(std::make_unique<RouterSums>(
-        engine, world, shape.experts,
-        RouterSums::Options{.experts = options.experts, .first_slot = all_->next_slot(world)}));
+        engine, data_, shape.experts,
+        RouterSums::Options{.experts = options.experts, .first_slot = all_->next_slot(data_)}));
+  }
+  if (!options.step.stage.is_whole()) {
+    const Comm stages = axis_group(world, mesh_, Axis::pp);
+    PipelineOptions pipeline{
+        .stage = options.step.stage, .backward = options.backward, .dtype = options.dtype};
+    pipeline.peers = {data_.rank(), data_.size(), data_.group_id()};
+    pipeline.micro_batches = options.micro_batches;
+    pipeline.tokens = options.tokens;
+    pipeline.first_slot = all_->next_slot(stages);
+    pipeline_ = &all_->add(std::make_unique<Pipeline>(engine, stages, shape, pipeline, all_->state()));
   }
   all_->install();
 }
 
 DataParallel& JobStrategies::add_parallel(Engine& engine, const Comm& group,
                                           const std::vector<int>& parameters, DataParallelOptions options) {
-  options.divisor = all_->world().size();
+  options.divisor = mesh_.dp;
   options.first_slot = all_->next_slot(group);
   DataParallel& out = all_->add(std::make_unique<DataParallel>(
       engine, group, infos_of(all_->shape(), parameters), options, &all_->state()));
   for (std::size_t i = 0; i < parameters.size(); ++i)
     places_[static_cast<std::size_t>(parameters[i])] = {&out, nullptr, static_cast<int>(i)};
+  return out;
+}
+
+// One operation over all copies, dense whatever the scheme: what a stage left behind would be another's.
+void JobStrategies::add_tied(const std::vector<int>& parameters) {
+  constexpr std::uint32_t kLabel = 0x7469'6564u;  // "tied"
+  const std::vector<int>& stages =
+      all_->shape().parameters[static_cast<std::size_t>(parameters.front())].stages;
+  for (const int p : parameters) {
+    if (all_->shape().parameters[static_cast<std::size_t>(p)].stages != stages)
+      throw UsageError("parameters are tied between different stages");
+  }
+  const Comm& world = all_->world();
+  Coordinates at = mesh_.coordinates(world.rank());
+  std::vector<int> members;
+  for (const int stage : stages) {
+    for (int d = 0; d < mesh_.dp; ++d) {
+      at.pp = stage;
+      at.dp = d;
+      members.push_back(mesh_.rank_of(at));
+    }
+  }
+  DataParallelOptions options = options_.parallel;
+  options.name = "tied";
+  options.dtype = options_.dtype;
+  options.scheme.name = lossless_scheme().name;
+  tied_ = &add_parallel(all_->engine(), world.subgroup(members, kLabel), parameters, options);
+}
+
+Mesh JobStrategies::mesh_with(int expert_ranks) const {
+  Mesh out = mesh_;
+  out.ep = expert_ranks;
   return out;
 }
 
@@ -185,7 +239,7 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
                      .use = all_->shape().block_of(p),
                      .rows_per_step = shape.rows_per_step});
   }
-  HybridOptions hybrid = hybrid_options(way, options.tables, all_->world().size());
+  HybridOptions hybrid = hybrid_options(way, options.tables, data_.size());
   hybrid.name = numbered(hybrid.name, hybrids_.size());
   hybrid.dtype = options.dtype;
   hybrid.optimizer = options.optimizer;
@@ -193,8 +247,8 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
   hybrid.memory_rows = options.table_memory_rows;
   const StepOptions& step = options.step;
   hybrid.updates_wait = step.clip_norm > 0 || step.skip_not_finite || !step.updates_wait.empty();
-  hybrid.first_slot = all_->next_slot(all_->world());
-  HybridEmbedding& added = all_->add(std::make_unique<HybridEmbedding>(engine, all_->world(), infos, hybrid));
+  hybrid.first_slot = all_->next_slot(data_);
+  HybridEmbedding& added = all_->add(std::make_unique<HybridEmbedding>(engine, data_, infos, hybrid));
   hybrids_.push_back(&added);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const int local = static_cast<int>(i);
@@ -203,9 +257,9 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
 }
 
 void JobStrategies::check_experts(int ranks) const {
-  const int world = all_->world().size(), count = options_.experts.count;
-  if (ranks < 1 || world % ranks != 0)
-    throw UsageError("experts on " + std::to_string(ranks) + " ranks: " + std::to_string(world) +
+  const int data = mesh_.dp, count = options_.experts.count;
+  if (ranks < 1 || data % ranks != 0)
+    throw UsageError("experts on " + std::to_string(ranks) + " ranks: " + std::to_string(data) +
                      " ranks are no whole number of such groups");
   if (count % ranks != 0)
     throw UsageError("experts: " + std::to_string(count) + " of them cannot be dealt to " +
@@ -227,7 +281,7 @@ void JobStrategies::add_expert_strategies(const std::vector<int>& parameters) {
   const Comm& world = all_->world();
   const ExpertOptions& o = options_.experts;
   check_experts(o.ranks);
-  const Mesh mesh{.dp = world.size(), .ep = o.ranks};
+  const Mesh mesh = mesh_with(o.ranks);
   if (mesh.coordinates(world.rank()).ep != o.rank)
     throw UsageError("rank " + std::to_string(world.rank()) + " has the experts of place " +
                      std::to_string(mesh.coordinates(world.rank()).ep) + " of " + std::to_string(o.ranks) +
@@ -261,9 +315,11 @@ bool JobStrategies::is_of_experts(const StateRow& row) const {
 std::unique_ptr<Relayout> JobStrategies::plan_move(int ranks) {
   if (experts_ == nullptr) throw UsageError("the model has no experts that could be dealt to other ranks");
   check_experts(ranks);
+  if (pipeline_ != nullptr)
+    throw UsageError("experts of stages stay where the mesh has them: packing is of one stage");
   const Comm& world = all_->world();
-  const auto layout = [count = options_.experts.count, size = world.size()](int ep) {
-    return [mesh = Mesh{.dp = size, .ep = ep}, count](int rank) {
+  const auto layout = [this, count = options_.experts.count](int ep) {
+    return [mesh = mesh_with(ep), count](int rank) {
       const Coordinates at = mesh.coordinates(rank);
       const std::int64_t each = count / mesh.ep;
       return HeldPart{at.ep * each, each, {at.expert_dp, mesh.size(Axis::expert_dp)}};
@@ -294,7 +350,7 @@ Ticket JobStrategies::start_move(Relayout& move) {
 void JobStrategies::lay_out(const ModelShape& shape, int ranks) {
   check_experts(ranks);
   options_.experts.ranks = ranks;
-  options_.experts.rank = all_->world().rank() % ranks;
+  options_.experts.rank = mesh_with(ranks).coordinates(all_->world().rank()).ep;
   ++layouts_;
   first_step_ = expert_parallel_->operation_step() - 1;  // its comparison is one, too
   const std::array<const Strategy*, 2> leaving{expert_parallel_, experts_};
@@ -320,7 +376,7 @@ std::int64_t JobStrategies::expert_elements(int ranks) const {
 }
 
 double JobStrategies::predicted_expert_sums(int ranks, const LinkCost& link) const {
-  const int replicas = all_->world().size() / ranks;
+  const int replicas = mesh_.dp / ranks;
   if (replicas == 1) return 0;
   ModelShape shape = all_->shape();
   for (ParameterShape& p : shape.parameters) {
@@ -350,9 +406,16 @@ double JobStrategies::predicted_expert_sums(int ranks, const LinkCost& link) con
 }
 
 Peers JobStrategies::holders(const ParameterShape& parameter) const {
-  if (parameter.of_experts == 0 || expert_parallel_ == nullptr)
-    return {all_->world().rank(), all_->world().size()};
-  const Comm& group = expert_parallel_->group();
+  const bool of_experts = parameter.of_experts > 0 && expert_parallel_ != nullptr;
+  const bool tied = !parameter.stages.empty() && tied_ != nullptr;
+  if (!of_experts && !tied && pipeline_ == nullptr) return {all_->world().rank(), all_->world().size()};
+  const Comm& group = of_experts ? expert_parallel_->group() : tied ? tied_->group() : data_;
+  return {group.rank(), group.size(), group.group_id()};
+}
+
+Peers JobStrategies::counters(const ParameterShape& parameter) const {
+  if (pipeline_ == nullptr) return {all_->world().rank(), all_->world().size()};
+  const Comm& group = !parameter.stages.empty() && tied_ != nullptr ? tied_->group() : data_;
   return {group.rank(), group.size(), group.group_id()};
 }
 
@@ -360,6 +423,8 @@ std::vector<std::string> JobStrategies::owners() const {
   std::vector<std::string> out{std::string(parallel_->name())};
   for (const DataParallel* tables : dense_tables_) out.emplace_back(tables->name());
   if (expert_parallel_ != nullptr) out.emplace_back(expert_parallel_->name());
+  if (tied_ != nullptr) out.emplace_back(tied_->name());
+  if (pipeline_ != nullptr && options_.backward.compresses()) out.emplace_back(pipeline_->name());
   return out;
 }
 
@@ -389,6 +454,8 @@ std::uint64_t JobStrategies::sent_bytes() const {
   for (const DataParallel* tables : dense_tables_) out += tables->sent_bytes();
   if (expert_parallel_ != nullptr) out += expert_parallel_->sent_bytes();
   if (experts_ != nullptr) out += experts_->step_bytes();
+  if (tied_ != nullptr) out += tied_->sent_bytes();
+  if (pipeline_ != nullptr) out += pipeline_->step_bytes();
   return out * static_cast<std::uint64_t>(byte_scale_);
 }
 
@@ -399,8 +466,10 @@ std::uint64_t JobStrategies::table_bytes() const {
 }
 
 std::int64_t JobStrategies::formula_bytes(const LinkCost& link, std::size_t micro_op_bytes) const {
-  const int size = all_->world().size();
+  const int size = data_.size();
   std::int64_t out = weft::formula_bytes(*parallel_, size, link, micro_op_bytes);
+  if (tied_ != nullptr) out += weft::formula_bytes(*tied_, tied_->group().size(), link, micro_op_bytes);
+  if (pipeline_ != nullptr) out += pipeline_->formula_bytes();
   for (const DataParallel* tables : dense_tables_)
     out += weft::formula_bytes(*tables, size, link, micro_op_bytes);
   if (expert_parallel_ != nullptr)

@@ -1,8 +1,11 @@
-// The strategies of a job along the data-parallel axis, whoever drives it: data parallelism for what is
-// dense, for each table its way (embedding/ways.h), and for experts their exchange (experts/).
+// The strategies of a job, whoever drives it: data parallelism for what is dense, for each table its way
+// (embedding/ways.h), for experts their exchange (experts/), between stages a pipeline (pipeline/).
 //
-// Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's. Experts
-// are summed over the ranks that have the same ones, and divided by the number of all ranks.
+// Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's. Where the
+// mesh has stages, all of these are of the ranks with the same stage, "the data-parallel ranks". Experts are summed
+// over the ranks that have the same ones, and divided by the number of data-parallel ranks. A parameter of several
+// stages is summed in one operation over all ranks that have a copy, and divided by the same number: what two sums
+// one behind the other, over ranks and over stages, would give.
 //
 // Experts may be dealt to another number of ranks between two steps (packing; experts/packing.h says when). A
 // driver does it in this order, on all ranks, when the last step is settled:
@@ -26,10 +29,12 @@
 #include "embedding/hybrid.h"
 #include "experts/experts.h"
 #include "experts/router.h"
+#include "pipeline/pipeline.h"
 #include "state/relayout.h"
 #include "step/strategies.h"
 #include "weft/train/expert_options.h"
 #include "weft/train/tables_options.h"
+#include "world/mesh.h"
 
 namespace weft {
 
@@ -42,9 +47,14 @@ struct JobOptions {
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
   ExpertOptions experts;       // where the shape has some
+  Mesh mesh;                   // of one rank: all ranks along dp; its ep is that of the experts
+  BackwardOptions backward;    // of stages
   OptimizerOptions optimizer;  // of the rows of tables that a hybrid embedding has
   DType dtype = DType::float32;
   StepOptions step;
+  // Of a step, for what rows of stages say; 0: not known.
+  int micro_batches = 0;
+  std::int64_t tokens = 0;  // of a micro-batch
   // For walks in virtual time, of which nobody looks at a value:
   std::int64_t table_memory_rows = 0;  // HybridOptions::memory_rows
   int byte_scale = 1;  // every element of a gradient, but for rows of tables, stands for so many
@@ -92,8 +102,13 @@ class JobStrategies {
   Experts* experts() const { return experts_; }
   RouterSums* router() const { return router_; }
   int expert_ranks() const { return options_.experts.ranks; }  // that the experts of a layer are dealt to
+  Pipeline* pipeline() const { return pipeline_; }             // null where there is one stage
+  const Mesh& mesh() const { return mesh_; }
+  const Comm& data_ranks() const { return data_; }
   // Which ranks hold the same part of a parameter as this one.
   Peers holders(const ParameterShape& parameter) const;
+  // Which ranks have it, or a part of it.
+  Peers counters(const ParameterShape& parameter) const;
 
   // ---- another layout of the experts ----
   // Throws UsageError for a number of ranks to which they cannot be dealt. REQUIRES: settled.
@@ -134,13 +149,17 @@ class JobStrategies {
   DataParallel& add_parallel(Engine& engine, const Comm& group, const std::vector<int>& parameters,
                              DataParallelOptions options);
   void add_expert_strategies(const std::vector<int>& parameters);
+  void add_tied(const std::vector<int>& parameters);
   void check_experts(int ranks) const;
+  Mesh mesh_with(int expert_ranks) const;
   DataParallelOptions expert_sums(int replicas) const;
   bool is_of_experts(const StateRow& row) const;
   void add_hybrid(Engine& engine, const TableWay& way, const std::vector<int>& parameters,
                   const JobOptions& options);
 
   JobOptions options_;
+  Mesh mesh_;
+  Comm data_;  // this rank's data-parallel ranks
   std::unique_ptr<Strategies> all_;
   DataParallel* parallel_ = nullptr;
   std::vector<DataParallel*> dense_tables_;  // one for each way
@@ -148,6 +167,8 @@ class JobStrategies {
   Experts* experts_ = nullptr;
   RouterSums* router_ = nullptr;
   DataParallel* expert_parallel_ = nullptr;
+  DataParallel* tied_ = nullptr;  // of parameters that several stages have
+  Pipeline* pipeline_ = nullptr;
   std::vector<Place> places_;     // of each parameter
   std::uint32_t layouts_ = 0;     // of experts, before this one
   std::uint32_t first_step_ = 0;  // of their sums

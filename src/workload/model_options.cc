@@ -4,6 +4,7 @@
 #include "collectives/registry.h"
 #include "data/batches.h"
 #include "experts/policies.h"
+#include "step/stage.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -141,6 +142,16 @@ void check_model(std::string_view model, const ModelOptions& o) {
   if (model != "lm") {
     require(o.hidden == 0 && o.projection == 0, "hidden and projection are of lm's LSTMs");
     require(o.samples == 0, "samples are of lm's softmax");
+  }
+  if (model != "gpt" && model != "gpt-moe")
+    require(!o.untied, "its output has a matrix of its own, untied is of gpt and gpt-moe");
+  if (!o.stage.is_whole()) {
+    require(model == "gpt" || model == "gpt-moe" || model == "bert",
+            "its blocks pass more than one activation on, stages are of gpt, gpt-moe and bert");
+    check_stage(o.stage);
+    const int chunks = o.stage.stages * o.stage.chunks;
+    require(o.layers >= chunks, "layers must be at least 1 for each of " + std::to_string(chunks) +
+                                    (o.stage.chunks > 1 ? " chunks" : " stages") + got(o.layers));
   }
   if (model == "gnmt") require(o.layers >= 2, "layers must be 2 to 1000" + got(o.layers));
   if (model == "bert")

@@ -74,6 +74,8 @@ class Builder {
     parameter(name + ".input.bias", {4 * cells});
     parameter(name + ".state.bias", {4 * cells});
   }
+  // Of what passes from block to block.
+  void width(std::int64_t values) { shape_.width = values; }
   ModelShape take() {
     shape_.blocks.back().parts.back().gives = {kLoss};
     return std::move(shape_);
@@ -155,14 +157,15 @@ void add_experts(Builder& b, const std::string& layer, const ModelOptions& o) {
 }
 
 // embedding | layer 0 .. n-1, each attention and mlp (of gpt-moe, in every so many of them experts in its place) |
-// head, whose weight is the embedding's table
+// head, whose weight is the embedding's table, unless it is untied
 ModelShape decoder_shape(const char* model, const ModelOptions& o, bool experts) {
   const std::int64_t d = o.width;
   const auto width = static_cast<double>(d);
   Builder b(model);
+  b.width(d);
   b.block("embedding");
   b.part("embedding", 0);
-  const int tokens = b.parameter("embedding.token.weight", {o.vocabulary, d});
+  const int tokens = b.parameter("embedding.token.weight", {o.vocabulary, d}, /*table=*/o.untied);
   b.parameter("embedding.position.weight", {o.context, d});
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "layer." + std::to_string(i);
@@ -176,7 +179,10 @@ ModelShape decoder_shape(const char* model, const ModelOptions& o, bool experts)
   b.block("head");
   b.part("head", 2 * width * static_cast<double>(o.vocabulary));
   b.affine("head.norm", {d});
-  b.tie(tokens);
+  if (o.untied)
+    b.parameter("head.weight", {o.vocabulary, d});
+  else
+    b.tie(tokens);
   return b.take();
 }
 
@@ -304,6 +310,7 @@ ModelShape bert2gpt2_moe_shape(const ModelOptions& o) { return pairs_shape("bert
 ModelShape bert_shape(const ModelOptions& o) {
   const std::int64_t d = o.width;
   Builder b("bert");
+  b.width(d);
   b.block("embedding");
   b.part("embedding", 0);
   b.parameter("embedding.token.weight", {o.vocabulary, d}, /*table=*/true);

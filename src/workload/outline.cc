@@ -105,6 +105,7 @@ void check(const Outline& outline, std::string_view where) {
             measured ? "measured seconds have no flops_per_second" : "flops_per_second must be positive");
   c.require(outline.side_by_side >= 1, "side_by_side must be at least 1");
   c.require(outline.tokens_per_rank >= 1, "tokens_per_rank must be at least 1");
+  c.require(outline.width >= 0 && outline.width <= 1 << 24, "width cannot be");
   c.seconds(outline.other_seconds, "other_seconds");
   c.require(!outline.blocks.empty(), "there is no block");
   c.require(!outline.tensors.empty(), "there is no tensor");
@@ -154,6 +155,7 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
   out.model = shape.model;
   out.parameters = shape.num_elements();
   out.tokens_per_rank = tokens_per_rank;
+  out.width = shape.width;
   for (const BlockShape& block : shape.blocks) out.blocks.push_back({.name = block.name});
   for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
     const ParameterShape& p = shape.parameters[i];
@@ -322,6 +324,13 @@ ModelShape shape_of(const Outline& outline, const ExpertLayout& layout) {
          .tied = tensor.tied});
   }
   ModelShape out = chain_shape(outline.model, blocks);
+  out.width = outline.width;
+  // A tied table is the last block's matrix.
+  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
+    std::vector<int>& last = out.blocks.back().parts.front().parameters;
+    const bool elsewhere = outline.tensors[i].block + 1 < static_cast<int>(outline.blocks.size());
+    if (outline.tensors[i].tied && elsewhere) last.push_back(static_cast<int>(i));
+  }
   for (const OutlineExperts& layer : outline.experts) add_experts(out, outline, layer, layout);
   return out;
 }

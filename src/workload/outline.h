@@ -83,6 +83,7 @@ struct Outline {
   int side_by_side = 1;                         // of "measured": ranks that computed at the same time
   std::int64_t parameters = 0;                  // elements of all tensors
   std::int64_t tokens_per_rank = 0;
+  std::int64_t width = 0;    // values of a token in what passes from block to block; 0: not known
   double other_seconds = 0;  // outside of blocks: batch, loss
   std::vector<OutlineBlock> blocks;
   std::vector<OutlineTensor> tensors;

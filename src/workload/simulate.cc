@@ -71,7 +71,7 @@ struct SimulatedJob {
         late(run.late),
         byte_scale(run.byte_scale),
         windows(windows_of(model, emulation)),
-        times(timetable_of(outline, expert_layout(emulation.experts, 0))) {}
+        first(rank_model(outline, emulation, expert_layout(emulation, 0), 0)) {}
 
   const Outline outline;
   const EmulationOptions& options;
@@ -79,7 +79,7 @@ struct SimulatedJob {
   const std::function<double(int, std::int64_t, const Piece&)>& late;
   const int byte_scale;
   const std::shared_ptr<const GradientWindows> windows;
-  const Timetable times;
+  const RankModel first;  // of rank 0, whose times all ranks of its stage have
 };
 
 class SimulatedRank final : public Driver {
@@ -89,12 +89,14 @@ class SimulatedRank final : public Driver {
         workers_(workers),
         port_(port),
         job_(job),
-        strategies_(engine, engine.world(),
-                    shape_of(job.outline, expert_layout(job.options.experts, engine.world().rank())),
+        strategies_(engine, engine.world(), model_of(engine.world().rank()).shape,
                     options_of(job, engine.world().rank())),
         experts_(job.outline, job.options, strategies_),
+        passed_(job.outline, job.options, strategies_),
         values_(strategies_, job.options.optimizer),
         packing_(packing_of(strategies_, job.outline, job.options)) {
+    if (!strategies_.all().options().stage.is_whole())
+      own_ = std::make_unique<RankModel>(model_of(engine.world().rank()));
     for (const HybridEmbedding* tables : strategies_.hybrids()) {
       const std::uint64_t group = tables->group().group_id();
       port.count(group, tables->options().first_slot, tables->num_slots());
@@ -118,32 +120,36 @@ class SimulatedRank final : public Driver {
 
   Task<void> compute(Piece piece) override {
     const PartTimes& part =
-        (times_.empty()
-             ? job_.times
-             : times_)[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
+        model().times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
+    const ModelShape& shape = strategies_.all().shape();
     const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
     const double late = job_.late ? job_.late(comm_.rank(), step_, piece) : 0;
     co_await pass(late);
     switch (piece.work) {
       case Work::update:
-        co_await pass(job_.outline.blocks[static_cast<std::size_t>(piece.block)].update_seconds);
+        co_await pass(
+            job_.outline.blocks[static_cast<std::size_t>(shape.origin_of(piece.block))].update_seconds);
         break;
       case Work::forward:
         co_await pass(part.forward_seconds + rows * part.row_forward_seconds);
-        if (static_cast<std::size_t>(piece.block) + 1 == job_.outline.blocks.size() &&
-            in_last_micro_batch(piece))
-          batch_known(step_ + 1);
+        if (piece.block + 1 == shape.num_blocks() && in_last_micro_batch(piece)) batch_known(step_ + 1);
         break;
       case Work::backward:
-        co_await pass(rows * part.row_backward_seconds);
-        if (in_last_micro_batch(piece))
-          co_await backward(&part);
+      case Work::input_gradient:
+      case Work::weight_gradient: {
+        const double share = PartTimes::share_of(piece.work);
+        co_await pass(share * rows * part.row_backward_seconds);
+        if (adds_gradients(piece.work) && in_last_micro_batch(piece))
+          co_await backward(&part, share);
         else
-          co_await pass(part.backward_seconds);
+          co_await pass(share * part.backward_seconds);
         break;
+      }
     }
   }
-  Dense tensor(const TensorName& name) override { return experts_.tensor(name); }
+  Dense tensor(const TensorName& name) override {
+    return passed_.has(name.name) ? passed_.tensor(name) : experts_.tensor(name);
+  }
   Task<void> wait(Ticket ticket) override {
     const Time start = comm_.now();
     co_await ticket;
@@ -166,7 +172,7 @@ class SimulatedRank final : public Driver {
   Task<void> settle(int expert_ranks);
   Task<void> pack(std::int64_t steps);
   Task<void> deal_experts(int ranks);
-  Task<void> backward(const PartTimes* part);
+  Task<void> backward(const PartTimes* part, double share);
   Task<void> pass(double seconds);
   bool in_last_micro_batch(const Piece& piece) const {
     return piece.micro_batch + 1 == job_.options.micro_batches;
@@ -178,8 +184,13 @@ class SimulatedRank final : public Driver {
   }
   void batch_known(std::int64_t step) {
     const GradientWindows::Asked asked = job_.windows->asked(engine_.world().rank(), step);
-    strategies_.all().batch_known({.tokens = job_.outline.tokens_per_rank, .lookups = asked.lookups});
+    const std::int64_t tokens = strategies_.all().shape().has_loss() ? job_.outline.tokens_per_rank : 0;
+    strategies_.all().batch_known({.tokens = tokens, .lookups = asked.lookups});
   }
+  RankModel model_of(int rank) const {
+    return rank_model(job_.outline, job_.options, expert_layout(job_.options, rank), rank);
+  }
+  const RankModel& model() const { return own_ == nullptr ? job_.first : *own_; }
 
   // Of a gradient into its bucket.
   double copy_seconds(int tensor) const {
@@ -197,10 +208,11 @@ class SimulatedRank final : public Driver {
   SimulatedJob& job_;
   JobStrategies strategies_;
   DrawnExperts experts_;
+  PassedValues passed_;
   ExpertValues values_;
   const std::unique_ptr<ExpertPacking> packing_;
-  Timetable times_;  // of the experts that it has now; empty: as at the beginning
-  Comm comm_;        // of the operation that the rank's training is
+  std::unique_ptr<RankModel> own_;  // of its stage, or of the experts that it has now; null: the first rank's
+  Comm comm_;                       // of the operation that the rank's training is
   StepAccount account_;
   std::vector<double> table_bytes_;  // of each step that is complete
   StepAccount::Step current_;
@@ -225,15 +237,16 @@ Task<void> SimulatedRank::pass(double seconds) {
   }
 }
 
-Task<void> SimulatedRank::backward(const PartTimes* part) {
+Task<void> SimulatedRank::backward(const PartTimes* part, double share) {
   for (const ReadyGradient& gradient : part->gradients) {
     const double copy = copy_seconds(gradient.tensor);
-    co_await pass(gradient.seconds + copy);
+    co_await pass(share * gradient.seconds + copy);
     current_.handed_over += copy;
-    strategies_.all().gradient_ready(gradient.tensor, job_.windows->of(comm_.rank(), step_, gradient.tensor,
-                                                                       strategies_.place(gradient.tensor)));
+    const int tensor = model().tensors[static_cast<std::size_t>(gradient.tensor)];
+    strategies_.all().gradient_ready(
+        gradient.tensor, job_.windows->of(comm_.rank(), step_, tensor, strategies_.place(gradient.tensor)));
   }
-  co_await pass(part->rest_seconds);
+  co_await pass(share * part->rest_seconds);
 }
 
 Task<void> SimulatedRank::one_step(std::int64_t step) {
@@ -248,6 +261,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   all.number_step(step);
   if (!all.under_way()) batch_known(step);
   experts_.begin(step);
+  passed_.begin();
   co_await pass(job_.outline.other_seconds);
   co_await run_step(this, &all, &all.next_table(job_.options.micro_batches));
   take_result();
@@ -289,9 +303,9 @@ Task<void> SimulatedRank::deal_experts(int ranks) {
   co_await wait(moved);
   const ExpertLayout layout{
       .slices = job_.options.experts.slices, .ranks = ranks, .rank = comm_.rank() % ranks};
-  strategies_.lay_out(shape_of(job_.outline, layout), ranks);
+  own_ = std::make_unique<RankModel>(rank_model(job_.outline, job_.options, layout, comm_.rank()));
+  strategies_.lay_out(own_->shape, ranks);
   strategies_.finish_move(*move);
-  times_ = timetable_of(job_.outline, layout);
   packing_->changed(move->most_bytes(), seconds(comm_.now() - began));
 }
 

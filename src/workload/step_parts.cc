@@ -5,6 +5,8 @@
 
 #include "base/identity.h"
 #include "base/statistics.h"
+#include "patterns/blocks.h"
+#include "pipeline/pipeline.h"
 #include "state/optimizer.h"
 #include "weft/error.h"
 
@@ -96,23 +98,77 @@ void add_experts(std::vector<PartTimes>& parts, const ExpertShape& shape, const 
 
 }  // namespace
 
-Timetable timetable_of(const Outline& outline, const ExpertLayout& layout) {
-  const ModelShape shape = shape_of(outline, layout);
+namespace {
+
+int place_of(const Outline& outline, const std::string& tensor) {
+  const auto found = std::ranges::find(outline.tensors, tensor, &OutlineTensor::name);
+  return static_cast<int>(found - outline.tensors.begin());
+}
+
+}  // namespace
+
+Timetable timetable_of(const Outline& outline, const ModelShape& shape, int expert_ranks) {
   Timetable out;
-  for (const OutlineBlock& block : outline.blocks)
+  for (int b = 0; b < shape.num_blocks(); ++b) {
+    const OutlineBlock& block = outline.blocks[static_cast<std::size_t>(shape.origin_of(b))];
     out.push_back({{.forward_seconds = block.forward_seconds, .backward_seconds = block.backward_seconds}});
-  for (std::size_t l = 0; l < shape.experts.size(); ++l)
-    add_experts(out[static_cast<std::size_t>(shape.experts[l].block)], shape.experts[l], outline.experts[l],
-                shape.experts[l].experts / layout.ranks);
-  for (std::size_t i = 0; i < outline.tensors.size(); ++i) {
+  }
+  for (const ExpertShape& layer : shape.experts)
+    add_experts(out[static_cast<std::size_t>(layer.block)], layer,
+                *std::ranges::find(outline.experts, layer.name, &OutlineExperts::name),
+                layer.experts / expert_ranks);
+  for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
     const Piece behind = shape.ready_after(static_cast<int>(i), 1);
+    const OutlineTensor& tensor =
+        outline.tensors[static_cast<std::size_t>(place_of(outline, shape.parameters[i].name))];
+    const double ready = tensor.block == shape.origin_of(behind.block) ? tensor.ready : 1;  // else a copy
     PartTimes& part = out[static_cast<std::size_t>(behind.block)][static_cast<std::size_t>(behind.part)];
-    part.gradients.push_back({static_cast<int>(i), outline.tensors[i].ready * part.backward_seconds});
+    part.gradients.push_back({static_cast<int>(i), ready * part.backward_seconds});
   }
   for (std::vector<PartTimes>& block : out) {
     for (PartTimes& part : block) order_gradients(part);
   }
   return out;
+}
+
+RankModel rank_model(const Outline& outline, const EmulationOptions& options, const ExpertLayout& layout,
+                     int rank) {
+  RankModel out;
+  out.shape = stage_shape(shape_of(outline, layout), stage_of(options, rank));
+  out.times = timetable_of(outline, out.shape, layout.ranks);
+  for (const ParameterShape& p : out.shape.parameters) out.tensors.push_back(place_of(outline, p.name));
+  return out;
+}
+
+StageOptions stage_of(const EmulationOptions& options, int rank) {
+  StageOptions out = options.stage;
+  out.stages = options.mesh.pp;
+  out.stage = out.is_whole() ? 0 : options.mesh.coordinates(rank).pp;
+  return out;
+}
+
+PassedValues::PassedValues(const Outline& outline, const EmulationOptions& options, JobStrategies& job)
+    : job_(job) {
+  if (job.pipeline() == nullptr) return;
+  const Blocks cuts(options.micro_batches, outline.tokens_per_rank);
+  for (int m = 0; m < options.micro_batches; ++m) tokens_.push_back(cuts.count(m));
+  values_.assign(static_cast<std::size_t>(tokens_.front() * job.pipeline()->width()), 1);
+}
+
+void PassedValues::begin() {
+  if (job_.pipeline() != nullptr) job_.pipeline()->set_tokens(tokens_);
+}
+
+bool PassedValues::has(const std::string& activation) const {
+  return job_.pipeline() != nullptr &&
+         std::ranges::any_of(job_.pipeline()->chunks(), [&](const ChunkShape& chunk) {
+           return chunk.arrives == activation || chunk.leaves == activation;
+         });
+}
+
+Dense PassedValues::tensor(const TensorName& name) {
+  const std::int64_t tokens = tokens_.at(static_cast<std::size_t>(name.micro_batch));
+  return Dense(std::span(values_).first(static_cast<std::size_t>(tokens * job_.pipeline()->width())));
 }
 
 Outline of_one_micro_batch(Outline outline, int micro_batches) {
@@ -144,12 +200,17 @@ Outline with_dense_tables(Outline outline, const TablesOptions& tables) {
 JobOptions job_options(const EmulationOptions& options, const Outline& outline, int rank) {
   JobOptions out{.parallel = options.parallel,
                  .tables = options.tables,
-                 .experts = expert_options(outline, options.experts, rank),
+                 .experts = expert_options(outline, options, rank),
                  .optimizer = options.optimizer,
                  .dtype = DType::float32,
                  .step = {}};
   out.step.lookahead = true;
   out.step.updates_wait = options.updates_wait;
+  out.step.stage = stage_of(options, rank);
+  out.mesh = options.mesh;
+  out.backward = options.backward;
+  out.micro_batches = options.micro_batches;
+  out.tokens = (outline.tokens_per_rank + options.micro_batches - 1) / options.micro_batches;
   return out;
 }
 

@@ -55,17 +55,44 @@ struct ReadyGradient {
 };
 // What a part takes.
 struct PartTimes {
-  double forward_seconds = 0, backward_seconds = 0;
+  double forward_seconds = 0, backward_seconds = 0;  // half of it for gradients of inputs, half for weights'
+
   double row_forward_seconds = 0,
          row_backward_seconds = 0;  // of a slice of experts, beside them: of each row
   std::vector<ReadyGradient> gradients;
   double rest_seconds = 0;  // of backward, from the last gradient to the end
 
   bool has_rows() const { return row_forward_seconds > 0 || row_backward_seconds > 0; }
+  // Of its backward, that this work is.
+  static double share_of(Work work) { return work == Work::backward ? 1 : 0.5; }
 };
-// Of each block and part of shape_of(outline, layout).
+// Of each block and part of a shape.
 using Timetable = std::vector<std::vector<PartTimes>>;
-Timetable timetable_of(const Outline& outline, const ExpertLayout& layout);
+// Of shape_of(outline), or a stage of it, with experts of a layer on so many ranks.
+Timetable timetable_of(const Outline& outline, const ModelShape& shape, int expert_ranks);
+
+// What a rank has of the outline's model: all of it, or its stage.
+struct RankModel {
+  ModelShape shape;
+  Timetable times;
+  std::vector<int> tensors;  // of each parameter: its place among the outline's
+};
+RankModel rank_model(const Outline& outline, const EmulationOptions& options, const ExpertLayout& layout,
+                     int rank);
+
+// Activations and gradients that pass between stages, as so many numbers that mean nothing. Thread: one at a time.
+class PassedValues final : public TensorSource {
+ public:
+  PassedValues(const Outline& outline, const EmulationOptions& options, JobStrategies& job);
+  void begin();  // a step
+  bool has(const std::string& activation) const;
+  Dense tensor(const TensorName& name) override;
+
+ private:
+  JobStrategies& job_;
+  std::vector<std::int64_t> tokens_;  // of each micro-batch
+  std::vector<float> values_;
+};
 
 // The outline with the forward and backward seconds of one micro-batch of so many.
 Outline of_one_micro_batch(Outline outline, int micro_batches);

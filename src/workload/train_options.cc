@@ -9,7 +9,10 @@
 #include "base/names.h"
 #include "data_parallel/schemes.h"
 #include "embedding/ways.h"
+#include "experts/packing.h"
+#include "pipeline/pipeline.h"
 #include "state/optimizer.h"
+#include "step/stage.h"
 #include "weft/error.h"
 #include "workload/model_shapes.h"
 
@@ -68,18 +71,25 @@ ModelOptions model_sizes(const TrainOptions& o, const DataSource& source) {
   return out;
 }
 
-ModelOptions with_rank(ModelOptions sizes, int rank) {
-  sizes.experts.rank = rank % sizes.experts.ranks;
+Mesh mesh_of(const ModelOptions& sizes, int ranks) {
+  return {.dp = ranks / sizes.stage.stages, .pp = sizes.stage.stages, .ep = sizes.experts.ranks};
+}
+
+ModelOptions with_rank(ModelOptions sizes, int rank, int ranks) {
+  const Coordinates at = mesh_of(sizes, ranks).coordinates(rank);
+  sizes.experts.rank = at.ep;
+  sizes.stage.stage = at.pp;
   return sizes;
 }
 
-BatchOptions batch_options(const TrainOptions& o, int rank, int size) {
+BatchOptions batch_options(const TrainOptions& o, int rank, int ranks) {
+  const Mesh mesh = mesh_of(o.sizes, ranks);
   return {.kind = batch_kind_of(o.model),
           .sequences = o.global_batch,
           .length = sequence_length(o),
           .seed = o.seed,
-          .rank = rank,
-          .size = size};
+          .rank = mesh.coordinates(rank).dp,
+          .size = mesh.dp};
 }
 
 std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
@@ -110,13 +120,35 @@ void check_with_experts(const TrainOptions& o) {
                      " layers none has experts that ranks could share");
 }
 
+void check_with_stages(const TrainOptions& o, int ranks) {
+  const StageOptions& stage = o.sizes.stage;
+  check(PipelineOptions{.stage = stage, .backward = o.backward});
+  if (stage.is_whole()) {
+    if (o.backward.compresses())
+      throw UsageError("backward-rank is of what goes back between stages, and there is one stage");
+    return;
+  }
+  if (ranks > 0 && ranks % stage.stages != 0)
+    throw UsageError("mesh: " + std::to_string(stage.stages) + " stages do not divide " +
+                     std::to_string(ranks) + " ranks");
+  check_stage(stage, o.accumulate);
+  const std::string and_not = " does not go with stages: ";
+  if (o.clip_local && o.clip_norm > 0)
+    throw UsageError("clip-local" + and_not + "a rank's norm would depend on which layers it has");
+  if (o.find_unused) throw UsageError("find-unused" + and_not + "each stage would have steps of its own");
+  if (is_auto_packing(o.sizes.experts.packing))
+    throw UsageError("expert-packing auto" + and_not + "experts stay where the mesh has them");
+}
+
 }  // namespace
 
 void check_train(const TrainOptions& o, int ranks) {
   check_model(o.model, o.sizes);
-  if (ranks > 0 && ranks % o.sizes.experts.ranks != 0)
+  check_with_stages(o, ranks);
+  const int data_ranks = ranks / o.sizes.stage.stages;
+  if (ranks > 0 && data_ranks % o.sizes.experts.ranks != 0)
     throw UsageError("mesh: " + std::to_string(o.sizes.experts.ranks) +
-                     " ranks that share the experts do not divide " + std::to_string(ranks) + " ranks");
+                     " ranks that share the experts do not divide " + std::to_string(data_ranks) + " ranks");
   check_with_experts(o);
   require(sequence_length(o) >= 1 && sequence_length(o) <= o.sizes.context, "length",
           ("1 to the model's context of " + std::to_string(o.sizes.context)).c_str(), o.length);
@@ -126,7 +158,7 @@ void check_train(const TrainOptions& o, int ranks) {
   require(o.accumulate >= 1 && o.accumulate <= 1 << 20, "accumulate", "1 to 2^20",
           std::int64_t{o.accumulate});
   require(o.threads >= 1 && o.threads <= 1024, "threads", "1 to 1024", std::int64_t{o.threads});
-  check_scheme(o.scheme, ranks);
+  check_scheme(o.scheme, data_ranks);
   check_tables(o.tables);
   check_with_tables(o);
   require(o.warmup_steps >= 0, "warmup-steps", "0 or more", o.warmup_steps);
@@ -192,6 +224,8 @@ std::uint64_t hash_of(const TrainOptions& o) {
                                    o.warmup_steps, o.lr_warmup, o.data.synthetic_tokens})
     add(static_cast<std::uint64_t>(value));
   const ExpertOptions& e = o.sizes.experts;
+  if (o.sizes.untied) add(1);
+  if (!o.sizes.stage.is_whole()) add(static_cast<std::uint64_t>(o.sizes.stage.stages));
   for (const int value : {e.count, e.choices, e.every, e.shared, e.slices, e.ranks})
     add(static_cast<std::uint64_t>(value));
   for (const double value :

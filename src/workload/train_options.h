@@ -6,6 +6,7 @@
 
 #include "data/batches.h"
 #include "weft/train/options.h"
+#include "world/mesh.h"
 
 namespace weft {
 
@@ -20,9 +21,12 @@ std::int64_t sequence_length(const TrainOptions& options);
 // batches.
 DataOptions data_options(const TrainOptions& options);
 ModelOptions model_sizes(const TrainOptions& options, const DataSource& source);
-// Of a rank's model: it has the experts of its place.
-ModelOptions with_rank(ModelOptions sizes, int rank);
-BatchOptions batch_options(const TrainOptions& options, int rank, int size);
+// Of so many ranks: stages, and experts that share a layer's, are those of the options.
+Mesh mesh_of(const ModelOptions& sizes, int ranks);
+// Of a rank's model: it has the experts, and the stage, of its place.
+ModelOptions with_rank(ModelOptions sizes, int rank, int ranks);
+// Ranks of one pipeline have the same batches.
+BatchOptions batch_options(const TrainOptions& options, int rank, int ranks);
 // Of the update that step `step` (from 0) makes. Warm-up: lr (step + 1) / lr_warmup; then lr, or half a
 // cosine from there to lr_final lr at the last step.
 double lr_at(const TrainOptions& options, std::int64_t step);

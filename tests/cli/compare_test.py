@@ -199,6 +199,11 @@ class RunTest(CompareTest):
         self.assertEqual(rows[0]["baseline"], "dense+expert-policy=plain")
         self.assertEqual(len({row["payload_bytes_per_step"] for row in rows}), 1)  # the same bytes, in another order
         self.assertGreater(rows[-1]["speedup_over_baseline"], 1)
+        # Lina waits less for rows.
+        self.assertLess(rows[-1]["rows_backward_seconds"], rows[0]["rows_backward_seconds"])
+        self.assertLess(rows[-1]["rows_share"], rows[0]["rows_share"])
+        self.assertAlmostEqual(rows[0]["rows_share"] * rows[0]["step_seconds_median"],
+                               rows[0]["rows_forward_seconds"] + rows[0]["rows_backward_seconds"])
         # Packing that is chosen: on two nodes, so that no token leaves one.
         wide = ("--model", "gpt-moe", "--preset", "tiny", "--global-batch", "64", "--ranks", "4")
         packs = (*wide, "--mesh", "ep=4", "--nodes", "2", "--scale-up", "1gbit", "--link", "20mbit,50us")
@@ -216,6 +221,26 @@ class RunTest(CompareTest):
         self.assertEqual(rows[0]["payload_bytes_per_step"], rows[1]["payload_bytes_per_step"])
         rows = self.rows(*moe, "--policies", "plain,lina", "--mesh", "ep=4", "--data", "synthetic", "--synthetic-tokens", "20000", "--length",
                          "12", "--link", "20mbit,50us", "--steps", "3", "--out", "c")
+        self.assertAlmostEqual(rows[0]["final_loss"], rows[1]["final_loss"], delta=1e-4)
+
+    def test_stages(self) -> None:
+        job = ("--preset", "tiny", "--layers", "4", "--global-batch", "16", "--accumulate", "4", "--ranks", "4", "--mesh", "dp=2,pp=2")
+        self.assertEqual(self.weft("outline", "--preset", "tiny", "--layers", "4", "--global-batch", "8", "--ranks", "1", "--flops", "1gflops",
+                                   "-o", "o.json").returncode, 0)
+        rows = self.rows(*job, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--link", "20mbit,50us", "--steps", "3",
+                         "--variants", "dense,powersgd,dense+backward-rank=2,powersgd+backward-rank=2+compressed-stages=1,"
+                         "dense+schedule=gpipe,dense+pipeline-warmup=double", "--out", "a")
+        for row in rows:
+            self.assertEqual(row["payload_bytes_per_step"], row["formula_bytes_per_step"], row["variant"])
+        self.assertGreater(rows[2]["speedup_over_baseline"], 1)
+        self.assertGreater(rows[3]["speedup_over_baseline"], rows[2]["speedup_over_baseline"])
+        self.assertEqual(rows[0]["tokens_per_second"] * rows[0]["step_seconds_median"], 2 * 8 * 32)
+        # In wall time by timers, and with real computation, schedules lose nothing.
+        rows = self.rows(*job, "--compute", "emulated", "--outline", "o.json", "--link", "20mbit,50us", "--steps", "3", "--variants",
+                         "dense,dense+schedule=zb-h1", "--out", "b")
+        self.assertEqual(rows[0]["payload_bytes_per_step"], rows[1]["payload_bytes_per_step"])
+        rows = self.rows(*job, "--data", "synthetic", "--synthetic-tokens", "20000", "--length", "12", "--link", "20mbit,50us", "--steps", "3",
+                         "--variants", "dense,dense+schedule=zb-h1", "--out", "c")
         self.assertAlmostEqual(rows[0]["final_loss"], rows[1]["final_loss"], delta=1e-4)
 
     def test_more_ranks_than_cores_are_marked(self) -> None:

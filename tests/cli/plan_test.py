@@ -40,6 +40,42 @@ class PlanTest(unittest.TestCase):
                          *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_stages(self) -> None:
+        flags = ("--layers", "4", "--ranks", "4", "--mesh", "dp=2,pp=2", "--accumulate", "4", "--global-batch", "8", "--flops", "1gflops",
+                 "--scheme", "powersgd", "--powersgd-rank", "2")
+        plan = self.plan(*flags, "--link", "100mbit,50us", "--backward-rank", "2")
+        self.assertEqual(plan["mesh"], "dp=2,pp=2")
+        self.assertEqual(len(plan["stages"]), 2)
+        self.assertTrue(all(s["idle_seconds"] > 0 and s["exposed_seconds"] > 0 for s in plan["stages"]), plan["stages"])
+        tied = [row for row in plan["rows"] if row["strategy"] == "tied"]
+        self.assertEqual([(row["ranks"], row["divisor"], row["scheme"]) for row in tied], [(4, 2, "dense")] * 2)
+        (back,) = [row for row in plan["rows"] if row["tensor"].startswith("gradients of layer")]
+        self.assertIn("factors of 2 columns in 1 of 4", back["why"])  # of the last stage of two, the last message
+        # Free links leave the bubble alone, and fewer stages are idle for less.
+        free = self.plan(*flags)
+        self.assertEqual(free["exposed_seconds"], 0)
+        text = self.weft("plan", *SMALL, *flags, "--schedule-svg", "step.svg").stdout
+        self.assertIn("stage 0  F0 F1 B0 F2 B1 F3 B2 B3\nstage 1  F0 B0 F1 B1 F2 B2 F3 B3\n", text)
+        self.assertEqual((self.folder / "step.svg").read_text().count(">rank "), 4)
+        chosen = self.plan(*flags, "--link", "20mbit,50us", "--compressed-stages", "auto")
+        best = min(c["step_seconds"] for c in chosen["stages_candidates"])
+        fastest = [c["compressed"] for c in chosen["stages_candidates"] if c["step_seconds"] <= best * (1 + 1e-6)]
+        self.assertEqual(chosen["compressed_stages"], min(fastest))
+        self.assertGreater(chosen["compressed_stages"], 0)
+        self.assertEqual(self.plan(*flags, "--link", "100gbit,1us", "--compressed-stages", "auto")["compressed_stages"], 0)
+        for wrong, says in ((("--mesh", "dp=2,pp=2", "--layers", "4", "--schedule", "interleaved", "--stage-chunks", "2", "--accumulate", "3"),
+                             "a multiple of its 2 stages as micro-batches, not 3"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "1"), "layers must be at least 1 for each of 2 stages, not 1"),
+                            (("--mesh", "pp=3"), "dp=1 times pp=3 times tp=1 is not the number of ranks, 4"),
+                            (("--mesh", "dp=4", "--schedule", "gpipe"), "are of stages: --mesh pp=2"),
+                            (("--mesh", "dp=4", "--backward-rank", "2"), "there is one stage"),
+                            (("--mesh", "dp=2,pp=2", "--schedule", "1f2b"), "did you mean '1f1b'"),
+                            (("--mesh", "dp=2,pp=2", "--compressed-stages", "3"), "compressed stages are 0 to 2, not 3"),
+                            (("--model", "lm", "--mesh", "dp=2,pp=2"), "stages are of gpt, gpt-moe and bert")):
+            done = self.weft("plan", "--preset", "tiny", "--ranks", "4", *wrong)
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
+            self.assertIn(says, done.stderr)
+
     def test_tables_auto_says_why(self) -> None:
         flags = ("--model", "lm", "--preset", "tiny", "--width", "64", "--samples", "64", "--global-batch", "64", "--ranks", "8",
                  "--link", "1gbit,50us", "--scheme", "dense", "--optimizer", "adagrad")
@@ -253,7 +289,7 @@ class PlanTest(unittest.TestCase):
             self.assertEqual(refused.stderr.count("\n"), 1, refused.stderr)
 
     def test_bad_input_is_one_sentence(self) -> None:
-        for arguments, part in ((("--mesh", "dp=3"), "mesh"), (("--mesh", "pp=4"), "along dp and ep only"),
+        for arguments, part in ((("--mesh", "dp=3"), "mesh"), (("--mesh", "pp=4"), "layers must be at least 1 for each of 4 stages"),
                                 (("--scheme", "spardle"), "spardl"), (("--outline", "nowhere.json"), "nowhere.json"),
                                 (("--flops", "fast"), "no rate"), (("--ranks", "0"), "ranks")):
             done = self.weft("plan", *SMALL, *arguments)

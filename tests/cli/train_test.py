@@ -63,6 +63,29 @@ class TrainTest(unittest.TestCase):
 
 
 class RunTest(TrainTest):
+    def test_stages_train_and_go_on_elsewhere(self) -> None:
+        tiny = (*TINY, "--layers", "4", "--scheme", "dense", "--steps", "6", "--accumulate", "2")
+        self.ok(self.train(*tiny, "--ranks", "1", "--out", "one"))
+        losses = self.losses("one")
+        for name, flags in (("pipe", ("--mesh", "dp=2,pp=2")), ("zero", ("--mesh", "pp=4", "--schedule", "zb-h1", "--recompute")),
+                            ("chunks", ("--mesh", "dp=2,pp=2", "--schedule", "interleaved", "--stage-chunks", "2"))):
+            self.ok(self.train(*tiny, "--ranks", "4", *flags, "--out", name, "--checkpoint-every", "3"))
+            for a, b in zip(self.losses(name), losses):
+                self.assertAlmostEqual(a, b, delta=2e-4, msg=name)
+        # Control: dropout of another seed is not one process's.
+        self.ok(self.train(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--seed", "2", "--out", "other"))
+        self.assertGreater(abs(self.losses("other")[-1] - losses[-1]), 1e-3)
+        # From four stages to two ranks without any.
+        self.ok(self.train(*tiny, "--ranks", "2", "--resume", "zero", "--mesh", "dp=2", "--schedule", "1f1b", "--steps", "8", "--out", "zero"))
+        self.assertEqual(len(self.losses("zero")), 8)
+        # Factors between stages, by processes; bytes are the formula's.
+        done = self.ok(self.run_command(WEFT, "launch", "-n", "2", "--", WEFT, "train", *tiny, "--mesh", "pp=2", "--backward-rank", "2",
+                                        "--out", "launched"))
+        summary = json.loads((self.folder / "launched" / "summary.json").read_text())
+        self.assertEqual(summary["payload_bytes_per_step"], summary["formula_bytes_per_step"], done.stderr)
+        self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--clip-norm", "1", "--clip-local", says="clip-local does not go with stages")
+        self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,tp=2", says="models are trained along dp, pp and ep")
+
     def test_help_is_that_of_the_whole_verb(self) -> None:
         done = self.ok(self.train("--help"))
         for flag in ("--model", "--scheme", "--resume", "--config", "--lr-schedule"):
@@ -196,7 +219,7 @@ class RunTest(TrainTest):
         for arguments, says in ((("--mesh", "ep=3"), "ep=3 does not divide"), (("--mesh", "ep=4", "--experts", "6"), "cannot be dealt"),
                                 (("--expert-choices", "3"), "1 or 2"), (("--experts", "1"), "cannot choose 2 of 1"),
                                 (("--expert-capacity", "-1"), "expert-capacity"), (("--expert-slices", "0"), "expert-slices"),
-                                (("--expert-policy", "lena"), "lina"), (("--mesh", "pp=2"), "along dp and ep only"),
+                                (("--expert-policy", "lena"), "lina"), (("--mesh", "tp=2"), "along dp, pp and ep"),
                                 (("--expert-policy", "plain", "--expert-slices", "2"), "one slice"),
                                 (("--mesh", "ep=4", "--expert-packing", "3"), "does not divide the 4 ranks"),
                                 (("--mesh", "ep=2", "--expert-packing", "4"), "more than the 2 ranks"),

@@ -62,7 +62,7 @@ TEST(Plan, RowsCoverEveryElementOnceInSlotsOfTheirOwn) {
     std::ranges::sort(slots);
     EXPECT_EQ(std::ranges::adjacent_find(slots), slots.end());
     EXPECT_EQ(plan.prediction.distinct_tables, 1);  // of all ranks, verified together
-    const std::string text = text_of(plan, Phase::steady);
+    const std::string text = text_of(plan.stages.front(), Phase::steady);
     EXPECT_NE(text.find("compute  forward layer.0"), std::string::npos) << text;
     EXPECT_NE(text.find("step n-1"), std::string::npos);
   }

@@ -37,6 +37,7 @@ struct Part {
   const Snapshots* from = nullptr;
   StateSnapshot* to = nullptr;  // of this rank, at the end
   std::string scheme = "dense";
+  bool recompute = false;
 };
 Trained train_on(World& world, const Moe& t, int ep, const Part& part = {}) {
   at::set_num_threads(1);
@@ -45,6 +46,7 @@ Trained train_on(World& world, const Moe& t, int ep, const Part& part = {}) {
   ReplicaOptions options;
   options.optimizer = t.optimizer;
   options.clip_norm = t.clip_norm;
+  options.recompute = part.recompute;
   options.parallel.scheme.name = part.scheme;
   options.parallel.scheme.density = 0.05;
   options.parallel.scheme.buckets.bucket_bytes = 4 << 10;
@@ -340,7 +342,8 @@ TEST(ExpertsOfSeveralRanks, SparseSchemesKeepReplicasEqual) {
 }
 
 // Payload that leaves a rank, as an integer: of each of the four all-to-alls d values for every place.
-TEST(ExpertsOfSeveralRanks, BytesEqualTheFormula) {
+// Where parts are computed again in backward, as many: what travelled is kept.
+void expect_bytes_of_the_formula(bool recompute) {
   Moe t = some(1.25);
   t.world = 4;
   t.steps = 2;
@@ -348,6 +351,7 @@ TEST(ExpertsOfSeveralRanks, BytesEqualTheFormula) {
     const std::unique_ptr<Model> model = moe_model(t, 4, world.rank());
     ReplicaOptions options;
     options.parallel.scheme.name = "dense";
+    options.recompute = recompute;
     Replica replica(world.engine(), world.comm(), *model, options);
     for (int step = 0; step < t.steps; ++step)
       replica.step(moe_share(moe_batch(*model, t, step), t, world.rank()), {.seed = kMoeSeed, .step = step});
@@ -366,6 +370,19 @@ TEST(ExpertsOfSeveralRanks, BytesEqualTheFormula) {
     EXPECT_EQ(replica.job().experts()->step_bytes(), static_cast<std::uint64_t>(rows * 12 * 8));
     EXPECT_EQ(replica.job().experts()->formula_bytes(), rows * 12 * 8);
   });
+}
+
+TEST(ExpertsOfSeveralRanks, BytesEqualTheFormula) {
+  expect_bytes_of_the_formula(false);
+  expect_bytes_of_the_formula(true);
+}
+
+TEST(ExpertsOfSeveralRanks, RecomputationChangesNoBit) {
+  Moe t = some();
+  t.world = 4;
+  t.steps = 4;
+  const std::vector<Trained> kept = together(t, 2), again = together(t, 2, {.recompute = true});
+  for (std::size_t r = 0; r < kept.size(); ++r) torch_test::expect_same_bits(again[r], kept[r]);
 }
 
 TEST(ExpertsOfSeveralRanks, WhatCannotBeIsRefused) {

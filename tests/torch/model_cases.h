@@ -20,6 +20,7 @@ struct Case {
   const char* model;
   std::int64_t samples = 0;
   bool sparse = false;
+  bool untied = false;
 };
 
 inline BatchKind kind_of(const Case& c) { return batch_kind_of(c.model); }
@@ -28,6 +29,7 @@ inline ModelOptions tiny(const Case& c) {
   ModelOptions o = model_options(c.model, "tiny");
   o.samples = c.samples;
   o.sparse_gradients = c.sparse;
+  o.untied = c.untied;
   o.dropout = 0.2;
   return o;
 }

@@ -284,12 +284,13 @@ TEST_P(Models, SeesNoFuture) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Models,
-                         ::testing::Values(Case{"gpt"}, Case{"lm"}, Case{"lm", 40}, Case{"lm", 40, true},
-                                           Case{"gnmt"}, Case{"gnmt", 0, true}, Case{"transformer"},
-                                           Case{"bert"}, Case{"bert", 0, true}),
+                         ::testing::Values(Case{"gpt"}, Case{"gpt", 0, false, true}, Case{"lm"},
+                                           Case{"lm", 40}, Case{"lm", 40, true}, Case{"gnmt"},
+                                           Case{"gnmt", 0, true}, Case{"transformer"}, Case{"bert"},
+                                           Case{"bert", 0, true}),
                          [](const auto& test) {
                            return std::string(test.param.model) + (test.param.samples > 0 ? "Sampled" : "") +
-                                  (test.param.sparse ? "Sparse" : "");
+                                  (test.param.sparse ? "Sparse" : "") + (test.param.untied ? "Untied" : "");
                          });
 
 }  // namespace

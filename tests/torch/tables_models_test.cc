@@ -32,7 +32,7 @@ double distance_of(const Trained& a, const Trained& b) {
 // an eps as large as that Adam's rule does not blow up gradients that are rounding alone (of what a softmax
 // takes no notice of: biases of keys, of the last norm in front of one over places).
 TEST(TablesOfModels, EqualOneProcess) {
-  for (const char* model : {"gnmt", "transformer", "bert"}) {
+  for (const char* model : {"gnmt", "transformer", "bert", "gpt"}) {
     Training t{.model = model, .steps = 8, .eps = 1e-3, .uncounted_step = 5};
     const Trained reference = Alone(t).train();
     for (const char* way : {"embrace", "hashed"}) {

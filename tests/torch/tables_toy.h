@@ -68,6 +68,7 @@ inline std::unique_ptr<Model> tiny(const Training& t, bool elsewhere) {
     o.layers = 1;
     o.samples = 11;
   }
+  o.untied = t.model == "gpt";  // else it has no table
   o.dropout = 0.2;
   o.tables_elsewhere = elsewhere;
   std::unique_ptr<Model> model = make_model(t.model, o);

@@ -74,6 +74,26 @@ TEST(ModelShapes, DecodersTableIsUsedBehindTheEncoder) {
 
 // A product with a matrix takes two operations for each of its elements; attention takes products of a token's
 // query and of its weights with as many keys and values as it sees, two operations for each element of them.
+// A head with a matrix of its own: the embedding is a table then, and as many FLOPs are computed.
+TEST(ModelShapes, UntiedHeadsHaveTheirOwnMatrix) {
+  for (const char* model : {"gpt", "gpt-moe"}) {
+    ModelOptions o = model_options(model, "tiny");
+    const ModelShape tied = model_shape(model, o);
+    o.untied = true;
+    const ModelShape untied = model_shape(model, o);
+    EXPECT_NO_THROW(untied.check());
+    EXPECT_TRUE(tied.parameters.front().tied && !tied.parameters.front().table);
+    EXPECT_TRUE(!untied.parameters.front().tied && untied.parameters.front().table);
+    EXPECT_EQ(untied.parameters.back().name, "head.weight");
+    EXPECT_EQ(untied.num_elements(), tied.num_elements() + o.vocabulary * o.width);
+    EXPECT_EQ(untied.flops_per_token(), tied.flops_per_token());
+  }
+  ModelOptions bert = model_options("bert", "tiny");
+  bert.untied = true;
+  EXPECT_EQ(message_of([&] { check_model("bert", bert); }),
+            "model bert: its output has a matrix of its own, untied is of gpt and gpt-moe");
+}
+
 TEST(ModelShapes, FlopsAreThoseOfTheProducts) {
   for (const char* model : {"gpt", "gnmt", "transformer", "bert"}) {
     const std::string name = model;

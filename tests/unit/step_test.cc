@@ -535,7 +535,7 @@ TEST(Shapes, ThatDoNotHoldTogetherAreRefused) {
 
 // A clock that is moved by hand through a table: every piece takes so many seconds, every wait ten.
 StepTimes walked(StepClock& clock, const Table& table, double& at, const std::function<double(Piece)>& takes,
-                 const std::function<void(Piece, double)>& inside = {}) {
+                 const std::function<void(Piece, double)>& inside = {}, bool between_parts = false) {
   const auto now = [&at] { return from_seconds(at); };
   clock.begin(table);
   for (const Move& move : table.moves) {
@@ -545,7 +545,7 @@ StepTimes walked(StepClock& clock, const Table& table, double& at, const std::fu
       at += takes(move.piece);
       clock.computed(move.piece, now());
     } else if (move.kind == Move::Kind::wait) {
-      clock.waited(now(), from_seconds(at + 10));
+      clock.waited(between_parts, now(), from_seconds(at + 10));
       at += 10;
     }
   }
@@ -600,6 +600,27 @@ TEST(StepTimes, OnlyTheLastMicroBatchHasABackwardThatLetsGradientsGo) {
   EXPECT_THAT(times.backward, ::testing::ElementsAre(4, 8, 4));
   // Two more forwards of 8 s and two earlier backwards of 16 s stand behind the first forward.
   EXPECT_THAT(times.forward, ::testing::ElementsAre(2, 4, 2 + 2 * 8 + 2 * 16));
+}
+
+// What is waited for between parts is told apart by where it happens; what is waited for else is not.
+TEST(StepTimes, WaitsBetweenPartsAreForwardOrBackward) {
+  const ModelShape shape = tied_model();
+  StepClock clock(shape);
+  double at = 0;
+  Table table{.phase = Phase::first, .moves = {}};
+  for (const Work work : {Work::forward, Work::backward}) {
+    table.moves.push_back(compute_of({work, 0, 0, 0}));
+    table.moves.push_back(wait_of(0, 0));
+  }
+  table.moves.push_back(wait_of(0, 0));
+  const auto takes = [](Piece) { return 1.0; };
+  const StepTimes times = walked(clock, table, at, takes, {}, true);
+  EXPECT_DOUBLE_EQ(times.waited_forward, 10);
+  EXPECT_DOUBLE_EQ(times.waited_backward, 20);
+  EXPECT_DOUBLE_EQ(times.waited, 30);
+  const StepTimes others = walked(clock, table, at, takes);
+  EXPECT_DOUBLE_EQ(others.waited_forward + others.waited_backward, 0);
+  EXPECT_DOUBLE_EQ(others.waited, 30);
 }
 
 TEST(StepTimes, MediansAreOfEachNumber) {

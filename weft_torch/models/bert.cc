@@ -11,8 +11,10 @@
 
 #include <cmath>
 
+#include "step/stage.h"
 #include "weft_torch/models/layers.h"
 #include "weft_torch/models/ops.h"
+#include "weft_torch/models/weight_queue.h"
 #include "workload/model_shapes.h"
 
 namespace weft {
@@ -21,7 +23,8 @@ namespace {
 
 class Bert final : public LayeredModel {
  public:
-  explicit Bert(const ModelOptions& o) : LayeredModel(model_shape("bert", o), o, batch_kind_of("bert")) {
+  explicit Bert(const ModelOptions& o)
+      : LayeredModel(stage_shape(model_shape("bert", o), o.stage), o, batch_kind_of("bert")) {
     const double residual = kDeviation / std::sqrt(2.0 * o.layers);
     add_normal(kTokens, {o.vocabulary, o.width}, kDeviation);
     positions_ = add_normal("embedding.position.weight", {o.context, o.width}, kDeviation);
@@ -36,22 +39,25 @@ class Bert final : public LayeredModel {
   }
 
   std::vector<TableIds> lookups(const Batch& batch, const StepContext&) const override {
+    if (tokens_at_ < 0) return {};
     return {{tokens_at_, batch.tokens.flatten()}};
   }
 
   std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
                                      const Batch& batch, const StepContext& context) const override {
-    if (block == 0) {
+    const int origin = shape().origin_of(block);
+    if (origin == 0) {
       const torch::Tensor positions = positions_.slice(0, 0, batch.tokens.size(1));
       return {dropped(look_up(tokens_at_, batch.tokens, context) + positions, {0, batch, context})};
     }
     const torch::Tensor& x = taken.front();
-    const auto layer = static_cast<std::size_t>(block - 1);
+    const auto layer = static_cast<std::size_t>(origin - 1);
     if (layer < mlp_.size()) {
       if (part == 0) return {attend(attention_[layer], x, /*causal=*/false, {2 * layer + 1, batch, context})};
       return {feed_forward(mlp_[layer], x, {2 * layer + 2, batch, context})};
     }
-    const torch::Tensor ends = torch::linear(span_norm_.norm(x), span_);  // [sequences, places, 2]
+    const torch::Tensor ends =
+        linear(span_norm_.norm(x), span_, {}, context.weights);  // [sequences, places, 2]
     const torch::Tensor logits = ends.transpose(1, 2).flatten(0, 1);
     return {cross_entropy_sum(logits, batch.targets.flatten())};
   }

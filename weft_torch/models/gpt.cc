@@ -2,7 +2,8 @@
 //   embedding   x = tokens' rows + positions' rows, dropout
 //   layer i     two parts: x += dropout(projection(attention(norm(x))));
 //               x += dropout(down(gelu(up(norm(x)))))
-//   head        logits = norm(x) E^T, E being the embedding's weight; the sum of the cross entropy
+//   head        logits = norm(x) E^T, E being the embedding's weight, or untied one of its own; the sum of
+//               the cross entropy
 // gpt-moe has experts in place of the mlp in every so many layers: attention, gate, perhaps experts that all
 // tokens share, a part for each slice, merge: x += dropout(what a token's experts made of norm(x)).
 // Weights: normal 0.02, residual projections 0.02 / sqrt(2 layers), biases 0, as Radford et al. 2019 and its
@@ -13,9 +14,11 @@
 
 #include <cmath>
 
+#include "step/stage.h"
 #include "weft_torch/models/experts.h"
 #include "weft_torch/models/layers.h"
 #include "weft_torch/models/ops.h"
+#include "weft_torch/models/weight_queue.h"
 #include "workload/model_shapes.h"
 
 namespace weft {
@@ -24,41 +27,52 @@ namespace {
 
 class Gpt final : public LayeredModel {
  public:
-  Gpt(std::string_view name, const ModelOptions& o)
-      : LayeredModel(model_shape(name, o), o, batch_kind_of(name)) {
+  Gpt(std::string_view model, const ModelOptions& o)
+      : LayeredModel(stage_shape(model_shape(model, o), o.stage), o, batch_kind_of(model)) {
     const double residual = kDeviation / std::sqrt(2.0 * o.layers);
-    tokens_ = add_normal("embedding.token.weight", {o.vocabulary, o.width}, kDeviation);
+    head_ = add_normal(kTokens, {o.vocabulary, o.width}, kDeviation);
+    tokens_at_ = place_of(kTokens);
     positions_ = add_normal("embedding.position.weight", {o.context, o.width}, kDeviation);
     for (int i = 0; i < o.layers; ++i) {
       const std::string name = "layer." + std::to_string(i);
       attention_.push_back(add_attention(name + ".attention", residual));
-      const ExpertShape* const experts = experts_of(i + 1);
+      const ExpertShape* const experts = experts_of(block_at(i + 1));
       mlp_.push_back(experts != nullptr ? Mlp{} : add_mlp(name + ".mlp", residual));
       experts_.push_back(experts == nullptr ? ExpertLayer{} : add_experts(*experts, residual));
     }
     head_norm_ = add_norm("head.norm");
+    if (o.untied) head_ = add_normal("head.weight", {o.vocabulary, o.width}, kDeviation);
+  }
+
+  std::vector<TableIds> lookups(const Batch& batch, const StepContext&) const override {
+    if (!options().untied || tokens_at_ < 0) return {};
+    return {{tokens_at_, batch.tokens.flatten()}};
   }
 
   std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
                                      const Batch& batch, const StepContext& context) const override {
-    if (block == 0) {
+    const int origin = shape().origin_of(block);
+    if (origin == 0) {
       const torch::Tensor positions = positions_.slice(0, 0, batch.tokens.size(1));
-      return {dropped(torch::embedding(tokens_, batch.tokens) + positions, {0, batch, context})};
+      return {dropped(look_up(tokens_at_, batch.tokens, context) + positions, {0, batch, context})};
     }
     const torch::Tensor& x = taken.front();
-    const auto layer = static_cast<std::size_t>(block - 1);
+    const auto layer = static_cast<std::size_t>(origin - 1);
     if (layer < mlp_.size()) {
       if (part == 0) return {attend(attention_[layer], x, /*causal=*/true, {2 * layer + 1, batch, context})};
       const Place place{2 * layer + 2, batch, context};
       if (experts_of(block) != nullptr) return pass(experts_[layer], part, taken, place);
       return {feed_forward(mlp_[layer], x, place)};
     }
-    const torch::Tensor logits = torch::linear(head_norm_.norm(x).flatten(0, 1), tokens_);
+    const torch::Tensor logits = linear(head_norm_.norm(x).flatten(0, 1), head_, {}, context.weights);
     return {cross_entropy_sum(logits, batch.targets.flatten())};
   }
 
  private:
-  torch::Tensor tokens_, positions_;
+  static constexpr const char* kTokens = "embedding.token.weight";
+
+  torch::Tensor head_, positions_;  // head_: the table of tokens, where it is tied
+  int tokens_at_ = 0;
   std::vector<Attention> attention_;
   std::vector<Mlp> mlp_;              // of each layer, or
   std::vector<ExpertLayer> experts_;  // its experts

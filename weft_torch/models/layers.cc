@@ -8,6 +8,7 @@
 
 #include "weft_torch/models/experts.h"
 #include "weft_torch/models/ops.h"
+#include "weft_torch/models/weight_queue.h"
 
 namespace weft {
 
@@ -28,7 +29,9 @@ std::vector<torch::Tensor> heads_of(const torch::Tensor& x, std::int64_t parts, 
 LayeredModel::LayeredModel(ModelShape shape, const ModelOptions& options, BatchKind kind)
     : Model(std::move(shape), options, kind) {}
 
-torch::Tensor Affine::operator()(const torch::Tensor& x) const { return torch::linear(x, weight, bias); }
+torch::Tensor Affine::operator()(const torch::Tensor& x, const StepContext& context) const {
+  return linear(x, weight, bias, context.weights);
+}
 
 torch::Tensor Affine::norm(const torch::Tensor& x) const {
   return torch::layer_norm(x, {x.size(-1)}, weight, bias, kNormEpsilon);
@@ -131,10 +134,11 @@ torch::Tensor LayeredModel::dropped(const torch::Tensor& x, const Place& place) 
 
 torch::Tensor LayeredModel::attend(const Attention& layer, const torch::Tensor& x, bool causal,
                                    const Place& place) const {
-  const std::vector<torch::Tensor> qkv = heads_of(layer.qkv(layer.norm.norm(x)), 3, options().heads);
+  const std::vector<torch::Tensor> qkv =
+      heads_of(layer.qkv(layer.norm.norm(x), place.context), 3, options().heads);
   const torch::Tensor out =
       at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, causal);
-  return x + dropped(layer.projection(out.transpose(1, 2).reshape(x.sizes())), place);
+  return x + dropped(layer.projection(out.transpose(1, 2).reshape(x.sizes()), place.context), place);
 }
 
 torch::Tensor LayeredModel::attend(const CrossAttention& layer, const torch::Tensor& x,
@@ -146,8 +150,8 @@ torch::Tensor LayeredModel::attend(const CrossAttention& layer, const torch::Ten
 }
 
 torch::Tensor LayeredModel::feed_forward(const Mlp& layer, const torch::Tensor& x, const Place& place) const {
-  const torch::Tensor inner = torch::gelu(layer.up(layer.norm.norm(x)), "tanh");
-  return x + dropped(layer.down(inner), place);
+  const torch::Tensor inner = torch::gelu(layer.up(layer.norm.norm(x), place.context), "tanh");
+  return x + dropped(layer.down(inner, place.context), place);
 }
 
 }  // namespace weft

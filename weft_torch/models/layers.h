@@ -15,7 +15,7 @@ namespace weft {
 
 struct Affine {
   torch::Tensor weight, bias;
-  torch::Tensor operator()(const torch::Tensor& x) const;
+  torch::Tensor operator()(const torch::Tensor& x, const StepContext& context = {}) const;
   torch::Tensor norm(const torch::Tensor& x) const;
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "data/batches.h"
+#include "step/stage.h"
 #include "weft/error.h"
 #include "weft_torch/models/bert.h"
 #include "weft_torch/models/gnmt.h"
@@ -53,29 +54,33 @@ Model::Model(ModelShape shape, const ModelOptions& options)
 Model::Model(ModelShape shape, const ModelOptions& options, BatchKind kind)
     : shape_(std::move(shape)), options_(options), kind_(kind) {
   shape_.check();
+  parameters_.resize(shape_.parameters.size());
 }
 
 torch::Tensor Model::add(Parameter parameter) {
-  const std::size_t place = parameters_.size();
+  const int at = place_of(parameter.name);
+  const bool is_next = at >= 0 && (at == 0 || parameters_[static_cast<std::size_t>(at - 1)].tensor.defined());
+  if (!shape_.chunks.empty() && at < 0) return {};
+  const bool there = shape_.chunks.empty() ? is_next : at >= 0;
   std::vector<std::int64_t> sizes = parameter.tensor.sizes().vec();
-  const bool there = place < shape_.parameters.size() && shape_.parameters[place].name == parameter.name;
-  if (there && shape_.parameters[place].table && options_.tables_elsewhere)
-    sizes.front() = shape_.parameters[place].rows();
-  if (!there || shape_.parameters[place].dims != sizes)
+  const ParameterShape* const shape = there ? &shape_.parameters[static_cast<std::size_t>(at)] : nullptr;
+  if (there && shape->table && options_.tables_elsewhere) sizes.front() = shape->rows();
+  if (!there || shape->dims != sizes)
     throw UsageError("model " + name() + ": '" + parameter.name + "' is not what its shape has next");
-  parameters_.push_back(std::move(parameter));
-  return parameters_.back().tensor;
+  parameters_[static_cast<std::size_t>(at)] = std::move(parameter);
+  return parameters_[static_cast<std::size_t>(at)].tensor;
 }
 
 torch::Tensor Model::add(const std::string& name, torch::IntArrayRef sizes, InitialValues initial) {
   std::vector<std::int64_t> made = sizes.vec();
-  const std::size_t place = parameters_.size();
-  if (place < shape_.parameters.size() && shape_.parameters[place].table && options_.tables_elsewhere)
-    made.front() = 0;
+  const int place = place_of(name);
+  if (place < 0 && !shape_.chunks.empty()) return {};
+  const ParameterShape* const shape =
+      place < 0 ? nullptr : &shape_.parameters[static_cast<std::size_t>(place)];
+  if (shape != nullptr && shape->table && options_.tables_elsewhere) made.front() = 0;
   torch::Tensor tensor = torch::empty(made, torch::kFloat32);
   std::int64_t first = 0;  // of experts: this rank's first one's first element
-  if (place < shape_.parameters.size() && shape_.parameters[place].first > 0)
-    first = shape_.parameters[place].first * (shape_.parameters[place].count() / made.front());
+  if (shape != nullptr && shape->first > 0) first = shape->first * (shape->count() / made.front());
   initial(first, {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())});
   return add({.name = name, .tensor = tensor.set_requires_grad(true), .initial = std::move(initial)});
 }
@@ -83,8 +88,15 @@ torch::Tensor Model::add(const std::string& name, torch::IntArrayRef sizes, Init
 std::vector<TableIds> Model::lookups(const Batch&, const StepContext&) const { return {}; }
 
 int Model::place_of(const std::string& name) const {
-  const auto found = std::ranges::find(parameters_, name, &Parameter::name);
-  return static_cast<int>(found - parameters_.begin());
+  const auto found = std::ranges::find(shape_.parameters, name, &ParameterShape::name);
+  return found == shape_.parameters.end() ? -1 : static_cast<int>(found - shape_.parameters.begin());
+}
+
+int Model::block_at(int origin) const {
+  for (int b = 0; b < shape_.num_blocks(); ++b) {
+    if (shape_.origin_of(b) == origin) return b;
+  }
+  return -1;
 }
 
 torch::Tensor Model::look_up(int parameter, const torch::Tensor& ids, const StepContext& context) const {
@@ -153,7 +165,7 @@ void Model::lay_out_experts(int ranks, int rank) {
   options.experts.ranks = ranks;
   options.experts.rank = rank;
   check_model(name(), options);
-  ModelShape shape = model_shape(name(), options);
+  ModelShape shape = stage_shape(model_shape(name(), options), options.stage);
   const torch::NoGradGuard guard;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (shape.parameters[i] == shape_.parameters[i]) continue;

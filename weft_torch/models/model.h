@@ -59,11 +59,14 @@ class TableHolder {
   virtual torch::Tensor block(int parameter, std::int64_t first, std::int64_t count) const;
 };
 
+class WeightQueue;  // weight_queue.h
+
 struct StepContext {
   std::uint64_t seed = 0;
   std::int64_t step = 0;
   bool training = true;                 // dropout, sampled softmax
   const TableHolder* tables = nullptr;  // null: the model's own parameters
+  WeightQueue* weights = nullptr;       // backward is in halves; null: it is whole
 };
 
 // Ids that a step looks up in a table.
@@ -119,7 +122,8 @@ class Model {
   // Throws UsageError for a shape that does not hold together. Without a kind batches are of tokens.
   Model(ModelShape shape, const ModelOptions& options);
   Model(ModelShape shape, const ModelOptions& options, BatchKind kind);
-  // The next parameter of the shape. Throws UsageError for another name or other sizes.
+  // The next parameter of the shape; of a stage: undefined, and nothing, where it is another stage's. Throws
+  // UsageError for another name or other sizes.
   torch::Tensor add(Parameter parameter);
   torch::Tensor add(const std::string& name, torch::IntArrayRef sizes, InitialValues initial);
   // Rows of a table by their ids, [..., columns]: from whoever holds it.
@@ -127,7 +131,8 @@ class Model {
   // Rows [first, first + count) of it: the same.
   torch::Tensor block(int parameter, std::int64_t first, std::int64_t count,
                       const StepContext& context) const;
-  int place_of(const std::string& name) const;  // REQUIRES: it was added
+  int place_of(const std::string& name) const;  // -1: it is another stage's
+  int block_at(int origin) const;  // that has this place in the whole model; -1: it is another stage's
 
  private:
   ModelShape shape_;

@@ -36,6 +36,7 @@ Decoder::Decoder(std::shared_ptr<const Model> model) : model_(std::move(model)) 
     if (has) add_experts(*found);
   }
   head_norm_ = affine("head.norm");
+  head_ = o.untied ? parameter("head.weight") : tokens_;
 }
 
 torch::Tensor Decoder::parameter(const std::string& name) const {
@@ -136,7 +137,7 @@ torch::Tensor Decoder::feed(std::span<const Feed> feeds, ExpertRunner& runner) c
 
 torch::Tensor Decoder::logits(const torch::Tensor& rows) const {
   const torch::NoGradGuard no_grad;
-  return torch::linear(head_norm_.norm(rows), tokens_);
+  return torch::linear(head_norm_.norm(rows), head_);
 }
 
 torch::Tensor LocalExperts::pass(int layer, const torch::Tensor& rows, const torch::Tensor& chosen) {

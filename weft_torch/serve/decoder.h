@@ -65,7 +65,7 @@ class Decoder {
   void add_experts(const ExpertShape& shape);
 
   std::shared_ptr<const Model> model_;
-  torch::Tensor tokens_, positions_;
+  torch::Tensor tokens_, positions_, head_;
   std::vector<Attention> attention_;
   std::vector<Mlp> mlp_;               // of each layer; undefined where it has experts
   std::vector<int> experts_of_layer_;  // place in expert_layers_; -1: none

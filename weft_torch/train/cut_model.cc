@@ -4,7 +4,10 @@
 
 namespace weft {
 
-CutModel::CutModel(const Model& model) : model_(model) {
+CutModel::CutModel(const Model& model, bool recompute) : model_(model), recompute_(recompute) {
+  for (const ChunkShape& chunk : model.shape().chunks) {
+    if (!chunk.arrives.empty()) places_.emplace(chunk.arrives, places_.size());
+  }
   for (const BlockShape& block : model.shape().blocks) {
     std::vector<Ports>& of_block = ports_.emplace_back();
     for (const PartShape& part : block.parts) {
@@ -14,7 +17,7 @@ CutModel::CutModel(const Model& model) : model_(model) {
         mine.gives.push_back(places_.emplace(name, places_.size()).first->second);
     }
   }
-  loss_ = places_.at(kLoss);
+  if (const auto loss = places_.find(kLoss); loss != places_.end()) loss_ = loss->second;
 }
 
 void CutModel::begin(std::span<const Batch> micro_batches, const StepContext& context) {
@@ -31,16 +34,25 @@ const PartShape& CutModel::part(const Piece& piece) const {
       .parts[static_cast<std::size_t>(piece.part)];
 }
 
-void CutModel::forward(const Piece& piece) {
+// Empty: nothing came to compute on.
+std::vector<torch::Tensor> CutModel::computed(const Piece& piece) const {
   const auto m = static_cast<std::size_t>(piece.micro_batch);
   const bool empty = sequences(batches_[m]) == 0;
-  if (empty && !part(piece).of_others) return;
-  std::vector<Activation>& all = activations_[m];
+  if (empty && !part(piece).of_others) return {};
   std::vector<torch::Tensor> taken;
-  for (const std::size_t place : ports(piece).takes) taken.push_back(all[place].leaf);
-  if (empty && !taken.front().defined()) return;  // others' rows do not come here
-  const std::vector<torch::Tensor> given =
-      model_.forward(piece.block, piece.part, taken, batches_[m], context_);
+  for (const std::size_t place : ports(piece).takes) taken.push_back(activations_[m][place].leaf);
+  if (empty && !taken.front().defined()) return {};  // others' rows do not come here
+  return model_.forward(piece.block, piece.part, taken, batches_[m], context_);
+}
+
+void CutModel::forward(const Piece& piece) {
+  std::vector<Activation>& all = activations_[static_cast<std::size_t>(piece.micro_batch)];
+  const bool keeps = !recompute_ && torch::GradMode::is_enabled();
+  std::vector<torch::Tensor> given;
+  {
+    const torch::AutoGradMode graph(keeps);
+    given = computed(piece);
+  }
   for (std::size_t i = 0; i < given.size(); ++i) {
     const std::size_t place = ports(piece).gives[i];
     all[place].given = given[i];
@@ -49,16 +61,22 @@ void CutModel::forward(const Piece& piece) {
       continue;
     }
     all[place].leaf = given[i].detach();
-    if (given[i].requires_grad()) all[place].leaf.requires_grad_(true);
+    const bool learns =
+        recompute_ ? torch::GradMode::is_enabled() && given[i].is_floating_point() : given[i].requires_grad();
+    if (learns) all[place].leaf.requires_grad_(true);
   }
 }
 
 void CutModel::backward(const Piece& piece, double scale) {
   const auto m = static_cast<std::size_t>(piece.micro_batch);
   if (sequences(batches_[m]) == 0 && !part(piece).of_others) return;
+  std::vector<torch::Tensor> again;
+  if (recompute_) again = computed(piece);
   std::vector<torch::Tensor> roots, gradients;
-  for (const std::size_t place : ports(piece).gives) {
+  for (std::size_t i = 0; i < ports(piece).gives.size(); ++i) {
+    const std::size_t place = ports(piece).gives[i];
     Activation activation = std::exchange(activations_[m][place], {});
+    if (recompute_) activation.given = i < again.size() ? again[i] : torch::Tensor();
     if (!activation.given.defined() || !activation.given.requires_grad()) continue;
     const torch::Tensor gradient = place == loss_                  ? torch::full_like(activation.given, scale)
                                    : activation.gradient.defined() ? activation.gradient

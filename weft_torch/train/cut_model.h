@@ -8,6 +8,9 @@
 // An activation may go elsewhere and something else come in its place: what its part gave and the gradient of
 // what its readers took leave, what arrives in their place has a length of its own.
 //
+// With `recompute` a part's forward leaves no graph behind: its backward computes it again from what the part took,
+// which is kept. What travelled is not sent again, and dropout is the same (it is keyed by token): the same bits.
+//
 // Thread: one, that of the rank.
 #pragma once
 
@@ -23,7 +26,7 @@ namespace weft {
 
 class CutModel {
  public:
-  explicit CutModel(const Model& model);
+  explicit CutModel(const Model& model, bool recompute = false);
 
   // A step of these micro-batches, which may be empty and live until the step's last backward. Throws
   // UsageError for one that does not fit the model.
@@ -61,10 +64,13 @@ class CutModel {
   }
   const PartShape& part(const Piece& piece) const;
 
+  std::vector<torch::Tensor> computed(const Piece& piece) const;
+
   const Model& model_;
-  std::map<std::string, std::size_t> places_;  // of activations
-  std::vector<std::vector<Ports>> ports_;      // of each block and part
-  std::size_t loss_ = 0;
+  bool recompute_;
+  std::map<std::string, std::size_t> places_;        // of activations
+  std::vector<std::vector<Ports>> ports_;            // of each block and part
+  std::size_t loss_ = static_cast<std::size_t>(-1);  // there is none but in the last stage
   std::span<const Batch> batches_;
   StepContext context_;
   std::vector<std::vector<Activation>> activations_;  // of each micro-batch

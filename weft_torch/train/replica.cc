@@ -18,10 +18,12 @@
 #include "step/run_step.h"
 #include "weft/collective.h"
 #include "weft/error.h"
+#include "weft_torch/models/weight_queue.h"
 #include "weft_torch/train/cut_model.h"
 #include "weft_torch/train/expert_rows.h"
 #include "weft_torch/train/held_tables.h"
 #include "weft_torch/train/snapshot.h"
+#include "weft_torch/train/stage_tensors.h"
 #include "weft_torch/train/staging.h"
 #include "weft_torch/train/torch_optimizer.h"
 #include "workload/job_strategies.h"
@@ -54,10 +56,13 @@ ReplicaOptions replica_options(const TrainOptions& o) {
   ReplicaOptions out;
   out.parallel = data_parallel_options(o);
   out.tables = o.tables;
+  out.backward = o.backward;
+  out.backward.seed = o.seed;
   out.optimizer = optimizer_options(o);
   out.optimizer_from = o.optimizer_from;
   out.clip_norm = o.clip_local ? 0 : o.clip_norm;
   out.skip_not_finite = o.skip_not_finite;
+  out.recompute = o.recompute;
   out.compared = hash_of(o);
   return out;
 }
@@ -112,7 +117,9 @@ class Replica::Core final : private Driver {
 
   Task<void> compute(Piece piece) override;
   Task<void> wait(Ticket ticket) override;
-  Dense tensor(const TensorName& name) override { return experts_->tensor(name); }
+  Dense tensor(const TensorName& name) override {
+    return stages_->has(name.name) ? stages_->tensor(name) : experts_->tensor(name);
+  }
 
   ModelShape add_parameters();
   ModelShape trained() const;
@@ -124,6 +131,8 @@ class Replica::Core final : private Driver {
   void batch_known(std::span<const Batch> batches, const StepContext& context);
   void forward(const Piece& piece);
   void backward(const Piece& piece);
+  void add_weights(const Piece& piece);
+  void after_gradients(const Piece& piece);
   bool is_ready_behind(const Mine& mine, const Piece& piece) const;
   void gradient_ready(int index);
   void send(int index);
@@ -143,6 +152,8 @@ class Replica::Core final : private Driver {
   Strategies* strategies_ = nullptr;  // of the job
   std::unique_ptr<HeldTables> tables_;
   std::unique_ptr<ExpertRows> experts_;
+  std::unique_ptr<StageTensors> stages_;
+  WeightQueue weights_;
   std::unique_ptr<Walker> walker_;
   std::unique_ptr<Optimizer> optimizer_;             // of weft, or
   std::unique_ptr<TorchOptimizer> torch_optimizer_;  // of torch
@@ -172,7 +183,7 @@ class Replica::Core::Hook final : public torch::autograd::PostAccumulateGradHook
 };
 
 Replica::Core::Core(Engine& engine, const Comm& comm, Model& model, const ReplicaOptions& options)
-    : engine_(engine), model_(model), options_(options), cut_(model) {
+    : engine_(engine), model_(model), options_(options), cut_(model, options.recompute) {
   check(options);
   add_strategies(engine, comm, add_parameters());
   make_optimizer();
@@ -237,12 +248,16 @@ void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const Model
   job.step.clip_norm = options_.clip_norm;
   job.step.skip_not_finite = options_.skip_not_finite;
   job.step.lookahead = options_.lookahead;
+  job.step.stage = model_.options().stage;
+  job.mesh = mesh_of(model_.options(), comm.size());
+  job.backward = options_.backward;
   job.step.compared = mix(options_.compared ^
                           mix(hash_of(options_.optimizer) ^ (options_.optimizer_from == "torch" ? 1U : 0U)));
   job_ = std::make_unique<JobStrategies>(engine, comm, trained, job);
   strategies_ = &job_->all();
   tables_ = std::make_unique<HeldTables>(model_, *job_);
   experts_ = std::make_unique<ExpertRows>(model_, *job_, cut_);
+  stages_ = std::make_unique<StageTensors>(model_, *job_, cut_);
 }
 
 OptimizerParameter Replica::Core::optimizer_parameter(const Mine& mine) const {
@@ -251,7 +266,8 @@ OptimizerParameter Replica::Core::optimizer_parameter(const Mine& mine) const {
           .count = mine.parameter.tensor.numel(),
           .dtype = wide_ ? DType::float64 : DType::float32,
           .shard = shard_of(shape),
-          .holders = job_->holders(shape)};
+          .holders = job_->holders(shape),
+          .counters = job_->counters(shape)};
 }
 
 void Replica::Core::make_optimizer() {
@@ -275,22 +291,24 @@ void Replica::Core::make_optimizer() {
 // Parameters and what the optimizers keep of them: of this rank's part of the tables, too.
 void Replica::Core::add_state() {
   const Peers peers{strategies_->world().rank(), strategies_->world().size()};
+  const Comm& data = job_->data_ranks();  // who have the tables
+  const Peers own{data.rank(), data.size(), data.group_id()};
   const auto add = [this](std::string_view owner, std::function<std::vector<LiveRow>()> rows) {
     registry().add(std::string(owner),
                    {.rows = std::move(rows), .missing = {}, .commit = {}, .roll_back = {}});
   };
-  add(kModelOwner, [this, peers] {
+  add(kModelOwner, [this, own] {
     std::vector<LiveRow> out =
         model_rows(model_, [this](const ParameterShape& of) { return job_->holders(of); });
     std::erase_if(out, [this](const LiveRow& row) { return tables_->holds(row.row.key.name); });
     for (HybridEmbedding* tables : job_->hybrids()) {
-      for (LiveRow& row : tables->value_rows(kModelOwner, kModelValue, peers)) out.push_back(std::move(row));
+      for (LiveRow& row : tables->value_rows(kModelOwner, kModelValue, own)) out.push_back(std::move(row));
     }
     return out;
   });
-  add(kOptimizerOwner, [this, peers] {
+  add(kOptimizerOwner, [this, peers, own] {
     std::vector<LiveRow> out = torch_optimizer_ ? torch_optimizer_->rows(peers) : optimizer_->rows(peers);
-    job_->add_optimizer_rows(out, peers);
+    job_->add_optimizer_rows(out, own);
     return out;
   });
 }
@@ -303,16 +321,23 @@ Replica::Core::~Core() {
 StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const StepContext& context,
                                 const Batch* next) {
   if (micro_batches.empty()) throw UsageError("a step has at least one micro-batch, if an empty one");
+  const bool as_many = static_cast<int>(micro_batches.size()) == micro_batches_;
+  if (job_->pipeline() != nullptr && strategies_->under_way() && !as_many)
+    throw UsageError("stages: a step has as many micro-batches as the one before it, unless that is settled");
   outcome_ = {};
   micro_batches_ = static_cast<int>(micro_batches.size());
   next_ = next;
   context_ = context;
   context_.tables = tables_.get();
+  if (pipeline_schedule_of(model_.options().stage.schedule) == PipelineSchedule::zb_h1)
+    context_.weights = &weights_;
+  weights_.clear();
   strategies_->number_step(context.step);
   if (!options_.lookahead || !strategies_->under_way()) batch_known(micro_batches, context_);
   for (Mine& parameter : parameters_) parameter.seen = parameter.handed = false;
   cut_.begin(micro_batches, context_);
   experts_->begin(micro_batches);
+  stages_->begin(micro_batches);
   walker_->walk(strategies_->next_table(micro_batches_));
   if (strategies_->result()) outcome_.sent_bytes += job_->table_bytes();
   outcome_.last_loss = strategies_->last_loss();
@@ -321,8 +346,8 @@ StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const Step
 }
 
 void Replica::Core::batch_known(std::span<const Batch> batches, const StepContext& context) {
-  std::int64_t tokens = 0;
-  for (const Batch& batch : batches) tokens += counted(batch);
+  std::int64_t tokens = 0;  // of a pipeline's batch, the last stage's are counted
+  for (const Batch& batch : batches) tokens += model_.shape().has_loss() ? counted(batch) : 0;
   const std::vector<BatchInfo::Lookup> lookups = tables_->lookups(batches, context);
   strategies_->batch_known({.tokens = tokens, .lookups = lookups});
 }
@@ -384,6 +409,13 @@ Task<void> Replica::Core::compute(Piece piece) {
     case Work::backward:
       backward(piece);
       break;
+    case Work::input_gradient:
+      weights_.begin(piece);
+      backward(piece);
+      break;
+    case Work::weight_gradient:
+      add_weights(piece);
+      break;
   }
   co_return;
 }
@@ -398,6 +430,7 @@ Task<void> Replica::Core::wait(Ticket ticket) {
 void Replica::Core::forward(const Piece& piece) {
   if (!evaluates_) tables_->before_forward(piece);
   experts_->before_forward(piece);
+  stages_->before_forward(piece);
   cut_.forward(piece);
   if (evaluates_) return;
   const std::vector<BlockShape>& blocks = model_.shape().blocks;
@@ -413,7 +446,7 @@ void Replica::Core::forward(const Piece& piece) {
 }
 
 bool Replica::Core::is_ready_behind(const Mine& mine, const Piece& piece) const {
-  return piece.work == Work::backward && piece.micro_batch + 1 == micro_batches_ &&
+  return adds_gradients(piece.work) && piece.micro_batch + 1 == micro_batches_ &&
          mine.ready.block == piece.block && mine.ready.part == piece.part;
 }
 
@@ -424,17 +457,36 @@ void Replica::Core::backward(const Piece& piece) {
                      static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
                      piece.micro_batch == 0;
   if (first) take_result();
+  // Sums over the data-parallel ranks are divided by their number.
   const double tokens = strategies_->tokens();
+  const double scale = tokens > 0 ? job_->mesh().dp / tokens : 0.0;
+  if (first && job_->pipeline() != nullptr) job_->pipeline()->set_scale(scale);
   experts_->before_backward(piece);
-  cut_.backward(piece, tokens > 0 ? strategies_->world().size() / tokens : 0.0);
-  // What only an earlier micro-batch used.
+  stages_->before_backward(piece);
+  cut_.backward(piece, scale);
+  after_gradients(piece);
+}
+
+// The other half of a backward.
+void Replica::Core::add_weights(const Piece& piece) {
+  weights_.run(piece, [this](const torch::Tensor& parameter) {
+    const auto mine = std::ranges::find_if(
+        parameters_, [&](const Mine& m) { return m.parameter.tensor.is_same(parameter); });
+    gradient_ready(static_cast<int>(mine - parameters_.begin()));
+  });
+  after_gradients(piece);
+}
+
+void Replica::Core::after_gradients(const Piece& piece) {
+  if (!adds_gradients(piece.work)) return;
+  // What only an earlier micro-batch used, or the first half of this backward.
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Mine& mine = parameters_[i];
     if (mine.seen && !mine.handed && is_ready_behind(mine, piece)) send(static_cast<int>(i));
   }
   if (piece.micro_batch + 1 == micro_batches_) tables_->after_backward(piece);
   // And what is still on its way from a GPU.
-  if (piece == Piece{Work::backward, 0, 0, micro_batches_ - 1})
+  if (piece.block == 0 && piece.part == 0 && piece.micro_batch + 1 == micro_batches_)
     staging_.hand_over(true, [this](int i) { hand_over(i); });
 }
 
@@ -559,7 +611,9 @@ double Replica::Core::evaluate(std::span<const Batch> batches) {
     const Batch batch = has ? batches[i] : model_.blank();
     cut_.begin({&batch, 1}, context);
     experts_->begin({&batch, 1});
+    stages_->begin({&batch, 1});
     walker_->walk(strategies_->forward_table());
+    if (!model_.shape().has_loss()) continue;
     sums[0] += cut_.loss_sum();
     sums[1] += static_cast<double>(counted(batch));
   }

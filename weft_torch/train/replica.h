@@ -57,12 +57,15 @@ struct ReplicaOptions {
   // affects results; equal on all ranks
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
+  BackwardOptions backward;  // where the model is a stage of one (ModelOptions::stage)
   OptimizerOptions optimizer = default_options("adamw");  // of rows of tables too: validate_rows()
   std::string optimizer_from = "weft";                    // or "torch": its own, with the same options
   double clip_norm = 0;          // of the averaged gradient of all parameters; 0: none
   bool skip_not_finite = false;  // leave such a step out on all ranks, with its residuals; else an Error
   std::uint64_t compared = 0;    // of whatever else the caller's results depend on
   // affects speed only
+  bool recompute =
+      false;  // parts compute their forward again in backward: less memory, a third more to compute
   bool lookahead = false;  // step() is told of the batch that comes next: nobody waits for its tokens
 };
 
@@ -124,7 +127,7 @@ class Replica {
   void set_lr(double lr);
   void watch(Watch watch);
 
-  // Copies of all parameters, in the order of the model's, tables included. All ranks call it, when settled.
+  // Copies of all parameters of this rank's model, in its order, tables included. All ranks call it, when settled.
   std::vector<torch::Tensor> values();
 
   // What lives between steps: of the model, of the strategies and of the optimizer. To be saved or loaded when

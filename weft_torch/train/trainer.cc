@@ -31,6 +31,7 @@
 #include "weft_torch/train/snapshot.h"
 #include "workload/expert_packing.h"
 #include "workload/job_strategies.h"
+#include "workload/model_shapes.h"
 #include "workload/outline.h"
 #include "workload/table_draws.h"
 #include "workload/train_options.h"
@@ -147,7 +148,7 @@ void Trainer::open() {
   Batches batches(source, batch_options(options_, world_.rank(), world_.size()));
   ModelOptions sizes = model_sizes(options_, *source);
   sizes.tables_elsewhere = TableWays(options_.tables.way).any(TableWay::Kind::hybrid);
-  model_ = make_model(options_.model, with_rank(sizes, world_.rank()));
+  model_ = make_model(options_.model, with_rank(sizes, world_.rank(), world_.size()));
   figures_ = figures_of(world_);
   world_.plan_by(on_nodes_of(options_.planned_link, figures_.cost));
   ReplicaOptions replica = replica_options(options_);
@@ -157,7 +158,7 @@ void Trainer::open() {
   watch_packing();
   batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
   start.first_step = first_step_;
-  start.parameters = model_->shape().num_elements();
+  start.parameters = model_shape(options_.model, sizes).num_elements();
   start.data = source->description();
   observer_.started(start);
 }
@@ -188,6 +189,12 @@ void Trainer::load(std::int64_t step) {
   }
   check_model(*model_, checkpoint);
   LoadOptions load{.owners = {std::string(kModelOwner)}, .elsewhere = {}};
+  if (!model_->options().stage.is_whole()) {  // what other stages have
+    load.elsewhere = [this](const StateKey& key) {
+      const std::vector<Parameter>& mine = model_->parameters();
+      return std::ranges::find(mine, key.name, &Parameter::name) == mine.end();
+    };
+  }
   if (!run_.forget_optimizer) load.owners.emplace_back(kOptimizerOwner);
   if (!run_.forget_residuals) {
     const std::vector<std::string> owners = replica_->job().owners();
@@ -209,7 +216,7 @@ void Trainer::watch_packing() {
   const bool fits = expert_ranks_ >= 1 && experts.ranks % expert_ranks_ == 0 &&
                     std::has_single_bit(static_cast<unsigned>(experts.ranks / expert_ranks_));
   if (fits) replica_->lay_out_experts(expert_ranks_);
-  const std::int64_t batches = std::int64_t{options_.accumulate} * world_.size();
+  const std::int64_t batches = std::int64_t{options_.accumulate} * replica_->job().mesh().dp;
   const PackingSetting setting{
       .micro_batches = options_.accumulate,
       .tokens = (options_.global_batch + batches - 1) / batches * sequence_length(options_),
@@ -362,7 +369,7 @@ void Trainer::keep_lookups(const Batch& batch, const StepContext& context) {
 
 // What the blocks of this run took, on the mean of the ranks.
 std::shared_ptr<const Outline> Trainer::own_outline() {
-  if (times_.empty()) return nullptr;
+  if (times_.empty() || !model_->options().stage.is_whole()) return nullptr;
   std::vector<double> mean = numbers_of(median_of(std::vector(times_.begin(), times_.end())));
   world_.all_reduce(Dense(std::span(mean)));
   for (double& value : mean) value /= world_.size();
@@ -412,10 +419,11 @@ TrainSummary Trainer::summary() {
   if (summary_.steps > 0) {
     const JobStrategies& strategies = replica_->job();
     const std::int64_t last_tables = strategies.table_formula_bytes(options_.planned_link);
-    summary_.formula_bytes_per_step =
-        static_cast<double>(strategies.formula_bytes(options_.planned_link, figures_.micro_op_bytes) -
-                            last_tables) +
-        median(table_formula);
+    std::vector<double> gradients{static_cast<double>(
+        strategies.formula_bytes(options_.planned_link, figures_.micro_op_bytes) - last_tables)};
+    // (Stages send different amounts.)
+    world_.all_reduce(Dense(std::span(gradients)), {.reduction = Reduction::max});
+    summary_.formula_bytes_per_step = gradients.front() + median(table_formula);
     summary_.notes = strategies.notes();
   } else {
     summary_.first_step = first_step_;

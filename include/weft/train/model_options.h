@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "weft/train/expert_options.h"
+#include "weft/train/stage_options.h"
 
 namespace weft {
 
@@ -21,6 +22,7 @@ struct ModelOptions {
   int layers = 6;               // of pairs (gnmt, transformer ..): of the encoder, and as many of the decoder
   int heads = 6;                // of attention (not lm, gnmt): width must be a multiple of them
   double dropout = 0.1;         // in [0, 1)
+  bool untied = false;          // gpt, gpt-moe: the head has a matrix of its own, not the embedding's table
   std::int64_t samples = 0;     // lm: negative samples of the softmax in training; 0: the full softmax
   ExpertOptions experts;        // gpt-moe, bert2gpt2-moe
   std::uint64_t seed = 1;       // of the weights
@@ -28,6 +30,7 @@ struct ModelOptions {
   bool sparse_gradients = false;  // gradients of tables have only the rows that were used
   // Who trains holds the tables: the model makes none, only their first values.
   bool tables_elsewhere = false;
+  StageOptions stage;  // gpt, gpt-moe, bert: what the model has of its blocks
 };
 
 std::vector<std::string_view> model_names();

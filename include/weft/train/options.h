@@ -19,7 +19,7 @@ struct TrainOptions {
   // affects results; equal on all ranks
   std::string model = "gpt";
   // vocabulary: at most so many words; the model gets as many as the data has. experts.ranks: that share a
-  // layer's; which place among them a rank has, follows from its number.
+  // layer's; stage.stages: that the layers are dealt to. Which place among them a rank has, follows from its number.
   ModelOptions sizes;
   DataOptions data;                // words and seed come from `sizes` and `seed`
   std::int64_t global_batch = 16;  // sequences of a step, of all ranks
@@ -32,6 +32,7 @@ struct TrainOptions {
   // optimizer's momentum.
   SchemeOptions scheme;
   TablesOptions tables;
+  BackwardOptions backward;       // of stages; its seed comes from `seed`
   std::int64_t warmup_steps = 0;  // over which the density falls from kWarmUpDensity; 0: none
   // What the cost model goes by: not what is measured, which differs from run to run, and bits with it.
   LinkCost planned_link{.hop_seconds = 50e-6, .seconds_per_byte = 1 / 125e6, .fold_seconds_per_byte = 0};
@@ -49,7 +50,8 @@ struct TrainOptions {
   bool skip_not_finite = false;
 
   // affects speed only
-  int threads = 1;  // of torch, a rank
+  int threads = 1;         // of torch, a rank
+  bool recompute = false;  // forward again in backward: less memory, a third more to compute
 };
 
 inline constexpr double kWarmUpDensity = 0.25;

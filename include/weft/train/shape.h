@@ -30,6 +30,9 @@ struct ParameterShape {
   // of so many. 0: all of it is here.
   std::int64_t of_experts = 0;
   std::int64_t first = 0;
+  // Stages of a pipeline that use it, where they are several: each has a copy, and the gradient is the sum of
+  // all of theirs.
+  std::vector<int> stages = {};
 
   std::int64_t count() const {
     std::int64_t product = 1;
@@ -93,14 +96,27 @@ struct ExpertShape {
 std::vector<PartShape> expert_parts(const ExpertShape& layer, const std::string& taken,
                                     const std::string& shared, const std::string& given);
 
+// Blocks that a rank of a pipeline computes one behind the other: what the chunk before them gives arrives, what
+// their last part gives leaves for the chunk behind them.
+struct ChunkShape {
+  int number = 0;               // among the chunks of the whole model
+  int first = 0, count = 0;     // blocks of this shape
+  int origin = 0;               // place of the first of them in the whole model
+  std::string arrives, leaves;  // activations; empty at the ends of the model
+  friend bool operator==(const ChunkShape&, const ChunkShape&) = default;
+};
+
 struct ModelShape {
   std::string model;
   std::vector<ParameterShape> parameters;
   std::vector<BlockShape> blocks;
   std::vector<ExpertShape> experts = {};
+  std::vector<ChunkShape> chunks = {};  // of a stage; empty: it is the whole model
+  std::int64_t width = 0;               // values of a token in what passes from block to block; 0: not known
 
   // Throws UsageError of one sentence: a name twice or empty, a part that takes what no part before it
-  // gives, a parameter that nobody uses or that is not in the list, parameters out of the order of use.
+  // gives and nobody sends, a parameter that nobody uses or that is not in the list, parameters out of the
+  // order of use.
   void check() const;
 
   int num_blocks() const { return static_cast<int>(blocks.size()); }
@@ -110,6 +126,8 @@ struct ModelShape {
   // The backward of the first user of a parameter in the last of so many micro-batches.
   Piece ready_after(int parameter, int micro_batches) const;
   int block_of(int parameter) const;  // that updates it
+  int origin_of(int block) const;     // its place in the whole model
+  bool has_loss() const { return chunks.empty() || chunks.back().leaves.empty(); }
   // The same model with only those parameters that are trained.
   ModelShape trained(const std::vector<bool>& is_trained) const;
   // "forward layer.0.attention, micro-batch 1"

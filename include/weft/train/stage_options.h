@@ -1,0 +1,39 @@
+// Pipelines: ranks have consecutive parts of a model, stages, and micro-batches go through them. How a step is
+// ordered: src/patterns/pipeline.h; what is done with what travels: src/pipeline/.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+// What goes back between stages: gradients of activations.
+struct BackwardOptions {
+  // affects results; equal on all ranks
+  int columns = 0;                    // of the factors that it travels as; 0: it travels as it is
+  std::string messages = "epilogue";  // which of them do: epilogue (nobody could hide them), all
+  bool lazy_error = true;  // what a message leaves behind joins the link's next one; false: it is lost
+  std::uint64_t seed = 0;  // of the first factors
+
+  bool compresses() const { return columns > 0; }
+};
+
+inline constexpr int kAllStages = -1;
+
+struct StageOptions {
+  // affects results
+  int stages = 1;                 // of the model
+  int stage = 0;                  // which of them this is
+  std::string schedule = "1f1b";  // gpipe, 1f1b, interleaved, zb-h1 (sums differ by rounding)
+  int chunks = 1;                 // of a stage: separate runs of blocks; more than one only interleaved
+  bool double_warmup = false;     // 1f1b, zb-h1: twice as many forwards first, so that sends hide
+  std::vector<int> layers = {};   // of each chunk of the model; empty: evenly, the first ones one more
+  // Gradients of so many stages, the first ones, are summed by the scheme of the run, those of the others dense;
+  // kAllStages: of all. The first stages end a step last, so their sums are waited for.
+  int compressed = kAllStages;
+
+  bool is_whole() const { return stages == 1; }
+};
+
+}  // namespace weft

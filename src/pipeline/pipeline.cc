@@ -1,0 +1,530 @@
+#include "pipeline/pipeline.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/identity.h"
+#include "base/names.h"
+#include "weft/error.h"
+
+namespace weft {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw UsageError("pipeline: " + what); }
+
+constexpr std::size_t index(StageExchange what) { return static_cast<std::size_t>(what); }
+constexpr bool is_back(StageExchange what) {
+  return what == StageExchange::leaves_back || what == StageExchange::arrives_back;
+}
+constexpr bool is_sent(StageExchange what) {
+  return what == StageExchange::leaves || what == StageExchange::leaves_back;
+}
+
+constexpr std::string_view kMessages[] = {"epilogue", "all"};
+
+std::span<const float> floats(const Dense& data) {
+  return {reinterpret_cast<const float*>(data.data), static_cast<std::size_t>(data.count)};
+}
+
+}  // namespace
+
+void check(const PipelineOptions& o) {
+  check_stage(o.stage);
+  if (o.backward.columns < 0)
+    refuse("gradients between stages travel as factors of 1 or more columns, or as they are (0), not " +
+           std::to_string(o.backward.columns));
+  if (std::ranges::find(kMessages, o.backward.messages) == std::end(kMessages))
+    throw UsageError(unknown_name("choice of messages between stages", o.backward.messages, kMessages));
+  if (o.dtype != DType::float32 && o.dtype != DType::float64)
+    refuse("activations are float32 or float64, not " + std::string(name_of(o.dtype)));
+  if (o.backward.compresses() && o.dtype != DType::float32)
+    refuse("gradients between stages travel as factors of float32 only, not of " +
+           std::string(name_of(o.dtype)));
+}
+
+Pipeline::Pipeline(Engine& engine, const Comm& group, const ModelShape& shape, PipelineOptions options,
+                   StateRegistry& registry)
+    : engine_(engine),
+      comm_(group),
+      chunks_(shape.chunks),
+      width_(shape.width),
+      options_(std::move(options)),
+      registry_(registry) {
+  check(options_);
+  if (comm_.size() != options_.stage.stages || comm_.rank() != options_.stage.stage)
+    refuse("stage " + std::to_string(options_.stage.stage) + " of " + std::to_string(options_.stage.stages) +
+           " is on rank " + std::to_string(comm_.rank()) + " of " + std::to_string(comm_.size()));
+  if (width_ < 1) refuse("nobody has said how many values of a token pass from block to block");
+  for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
+    const ChunkShape& chunk = chunks_[static_cast<std::size_t>(c)];
+    if (!chunk.arrives.empty()) {
+      kinds_.push_back({c, StageExchange::arrives});
+      kinds_.push_back({c, StageExchange::leaves_back});
+      if (options_.backward.compresses())
+        codecs_.emplace(chunk.number, std::make_unique<StageCodec>("gradients of " + chunk.arrives, width_,
+                                                                   options_.backward));
+    }
+    if (!chunk.leaves.empty()) {
+      kinds_.push_back({c, StageExchange::leaves});
+      kinds_.push_back({c, StageExchange::arrives_back});
+    }
+  }
+  if (codecs_.empty()) return;
+  registry_.add(options_.name, {.rows = [this] { return state_rows(); },
+                                .missing = {},
+                                .commit =
+                                    [this] {
+                                      for (auto& [chunk, codec] : codecs_) codec->commit();
+                                    },
+                                .roll_back =
+                                    [this] {
+                                      for (auto& [chunk, codec] : codecs_) codec->roll_back();
+                                    }});
+}
+
+Pipeline::~Pipeline() {
+  if (!codecs_.empty()) registry_.remove(options_.name);
+}
+
+std::uint32_t Pipeline::num_slots() const {
+  return 2 * static_cast<std::uint32_t>(options_.stage.stages * options_.stage.chunks);
+}
+
+const std::string& Pipeline::activation_of(const Kind& kind) const {
+  const ChunkShape& chunk = chunks_[static_cast<std::size_t>(kind.chunk)];
+  return kind.what == StageExchange::arrives || kind.what == StageExchange::leaves_back ? chunk.arrives
+                                                                                        : chunk.leaves;
+}
+
+int Pipeline::peer_of(const Kind& kind) const {
+  const bool before = kind.what == StageExchange::arrives || kind.what == StageExchange::leaves_back;
+  return before ? comm_.before(1) : comm_.after(1);
+}
+
+// Of the pipe behind a chunk of the model: forward, and back.
+std::uint32_t Pipeline::slot_of(const Kind& kind) const {
+  const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
+  const bool before = kind.what == StageExchange::arrives || kind.what == StageExchange::leaves_back;
+  const int pipe = before ? number - 1 : number;
+  return options_.first_slot + 2 * static_cast<std::uint32_t>(pipe) + (is_back(kind.what) ? 1 : 0);
+}
+
+int Pipeline::place_of(int chunk, StageExchange what) const {
+  const auto found =
+      std::ranges::find_if(kinds_, [&](const Kind& k) { return k.chunk == chunk && k.what == what; });
+  return found == kinds_.end() ? -1 : static_cast<int>(found - kinds_.begin());
+}
+
+bool Pipeline::is_compressed(int chunk, int micro_batch, int micro_batches) const {
+  if (!options_.backward.compresses()) return false;
+  if (options_.backward.messages == "all") return true;
+  return in_epilogue(pipeline_shape(options_.stage, micro_batches), chunk, micro_batch);
+}
+
+StageCodec* Pipeline::codec(int chunk) {
+  const auto found = codecs_.find(chunk);
+  return found == codecs_.end() ? nullptr : found->second.get();
+}
+
+std::vector<Exchange> Pipeline::exchanges() const {
+  std::vector<Exchange> out;
+  for (const Kind& kind : kinds_) {
+    const bool back = is_back(kind.what), sent = is_sent(kind.what);
+    const int peer = comm_.world_rank(peer_of(kind));
+    Exchange exchange{.name = std::string(back ? "gradients of " : "activations of ") + activation_of(kind) +
+                              (sent ? " to rank " : " from rank ") + std::to_string(peer),
+                      .kind = sent ? Exchange::Kind::send : Exchange::Kind::receive,
+                      .traffic = TrafficClass::blocking,
+                      .group = comm_.group_id(),
+                      .slot = slot_of(kind),
+                      .peer = peer,
+                      .each_micro_batch = true};
+    if (back && options_.backward.compresses())
+      exchange.codec =
+          "rank " + std::to_string(options_.backward.columns) + ", " + options_.backward.messages;
+    const TensorName tensor{back ? TensorName::Of::gradient : TensorName::Of::activation,
+                            activation_of(kind)};
+    (sent ? exchange.reads : exchange.writes).push_back(tensor);
+    out.push_back(std::move(exchange));
+  }
+  return out;
+}
+
+std::optional<std::uint64_t> Pipeline::compared() const {
+  const StageOptions& s = options_.stage;
+  const BackwardOptions& b = options_.backward;
+  std::uint64_t hash = mix(static_cast<std::uint64_t>(width_));
+  const auto add = [&hash](std::uint64_t part) { hash = mix(hash ^ part); };
+  for (const std::string* text : {&s.schedule, &b.messages}) {
+    add(text->size());
+    for (const char c : *text) add(static_cast<unsigned char>(c));
+  }
+  for (const int value : {s.stages, s.chunks, s.double_warmup ? 1 : 0, b.columns, b.lazy_error ? 1 : 0,
+                          static_cast<int>(options_.dtype)})
+    add(static_cast<std::uint64_t>(value));
+  for (const int layers : s.layers) add(static_cast<std::uint64_t>(layers));
+  add(b.seed);
+  return hash;
+}
+
+std::string Pipeline::codec_text(int chunk, int micro_batches) const {
+  if (!options_.backward.compresses()) return "as they are";
+  int some = 0;
+  for (int m = 0; m < micro_batches; ++m) some += is_compressed(chunk, m, micro_batches) ? 1 : 0;
+  std::string out = "factors of " + std::to_string(options_.backward.columns) + " columns";
+  if (micro_batches > 0) out += " in " + std::to_string(some) + " of " + std::to_string(micro_batches);
+  if (options_.backward.messages == "epilogue") out += ", those that no forward could hide";
+  if (!options_.backward.lazy_error) out += ", what is left behind is lost";
+  return out;
+}
+
+std::vector<PlanRow> Pipeline::rows() const {
+  std::vector<PlanRow> out;
+  const int m = options_.micro_batches;
+  const auto size = static_cast<double>(size_of(options_.dtype));
+  for (const Kind& kind : kinds_) {
+    if (!is_sent(kind.what)) continue;
+    const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
+    const bool back = is_back(kind.what);
+    PlanRow row{.tensor = std::string(back ? "gradients of " : "activations of ") + activation_of(kind),
+                .count = options_.tokens * width_,
+                .strategy = std::string(name()),
+                .group = comm_.group_id(),
+                .ranks = 2,
+                .scheme = "send",
+                .traffic = TrafficClass::blocking,
+                .slot = slot_of(kind)};
+    std::int64_t values = 0;
+    for (int i = 0; i < m; ++i)
+      values += back && is_compressed(number, i, m) ? coded_count(options_.backward, options_.tokens, width_)
+                                                    : options_.tokens * width_;
+    row.bytes = static_cast<double>(values) * size;
+    row.seconds = m * comm_.cost().hop_seconds + row.bytes * comm_.cost().seconds_per_byte;
+    row.why = "to stage " + std::to_string(peer_of(kind)) + " in each micro-batch";
+    if (back) row.why += ": " + codec_text(number, m);
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
+void Pipeline::weave(Weaver& weaver) const {
+  const int micro_batches = weaver.micro_batches();
+  if (weaver.phase() == Phase::settle) {
+    for (std::size_t e = 0; e < kinds_.size(); ++e) {
+      if (kinds_[e].what != StageExchange::leaves_back) continue;
+      for (int m = 0; m < micro_batches; ++m) weaver.at_end(wait_of(static_cast<int>(e), 0, m));
+    }
+    return;
+  }
+  const bool forward_only = weaver.phase() == Phase::forward;
+  std::vector<StageItem> items;
+  if (forward_only) {
+    for (const ChunkShape& chunk : chunks_) items.push_back({Work::forward, chunk.number, 0});
+  } else {
+    items = pipeline_order(pipeline_shape(options_.stage, micro_batches), options_.stage.stage);
+    std::erase_if(items, [](const StageItem& item) { return item.work == Work::weight_gradient; });
+  }
+  const auto chunk_of = [&](const StageItem& item) {
+    return static_cast<int>(std::ranges::find(chunks_, item.chunk, &ChunkShape::number) - chunks_.begin());
+  };
+  const auto first_piece = [&](const StageItem& item) {
+    const ChunkShape& chunk = chunks_[static_cast<std::size_t>(chunk_of(item))];
+    const int block = item.work == Work::forward ? chunk.first : chunk.first + chunk.count - 1;
+    const auto parts = weaver.shape().blocks[static_cast<std::size_t>(block)].parts.size();
+    return Piece{item.work, block, item.work == Work::forward ? 0 : static_cast<int>(parts) - 1,
+                 item.micro_batch};
+  };
+  const auto last_piece = [&](const StageItem& item) {
+    const ChunkShape& chunk = chunks_[static_cast<std::size_t>(chunk_of(item))];
+    const int block = item.work == Work::forward ? chunk.first + chunk.count - 1 : chunk.first;
+    const auto parts = weaver.shape().blocks[static_cast<std::size_t>(block)].parts.size();
+    return Piece{item.work, block, item.work == Work::forward ? static_cast<int>(parts) - 1 : 0,
+                 item.micro_batch};
+  };
+  const std::size_t ahead = static_cast<std::size_t>(options_.stage.stages);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const StageItem& item = items[i];
+    const int chunk = chunk_of(item), m = item.micro_batch;
+    const bool forward = item.work == Work::forward;
+    const int received = place_of(chunk, forward ? StageExchange::arrives : StageExchange::arrives_back);
+    const int sent = place_of(chunk, forward ? StageExchange::leaves : StageExchange::leaves_back);
+    if (received >= 0) {
+      if (i < ahead)
+        weaver.at_begin(start_of(received, 0, m));
+      else
+        weaver.before(first_piece(items[i - ahead]), start_of(received, 0, m));
+      weaver.before(first_piece(item), wait_of(received, 0, m));
+    }
+    if (!forward) {
+      if (const int activations = place_of(chunk, StageExchange::leaves); activations >= 0)
+        weaver.before(first_piece(item), wait_of(activations, 0, m));
+      if (sent >= 0 && weaver.phase() == Phase::steady) weaver.before(first_piece(item), wait_of(sent, 1, m));
+    }
+    if (sent < 0) continue;
+    weaver.after(last_piece(item), start_of(sent, 0, m));
+    if (forward_only) weaver.at_end(wait_of(sent, 0, m));
+  }
+}
+
+void Pipeline::set_tokens(std::span<const std::int64_t> of_micro_batch) {
+  for (const auto& batch : batches_) {
+    for (const Flow& flow : batch->chunks) {
+      for (const StageExchange what :
+           {StageExchange::arrives, StageExchange::leaves, StageExchange::arrives_back}) {
+        const Ticket& ticket = flow.tickets[index(what)];
+        if (ticket.valid() && !ticket.done())
+          refuse("a step begins while activations of the last one travel");
+      }
+    }
+  }
+  bytes_ = std::make_shared<Bytes>();
+  walked_ += static_cast<std::uint32_t>(batches_.size());
+  last_ = std::move(batches_);
+  batches_.clear();
+  for (const std::int64_t tokens : of_micro_batch) {
+    auto batch = std::make_unique<MicroBatch>();
+    batch->tokens = tokens;
+    batch->chunks.resize(chunks_.size());
+    batches_.push_back(std::move(batch));
+  }
+}
+
+// The step before has been committed by now.
+void Pipeline::set_scale(double scale) {
+  for (auto& [chunk, codec] : codecs_) codec->set_scale(scale);
+}
+
+SubmitOptions Pipeline::submit_options(int exchange, const Kind& kind, const When& when) const {
+  static_cast<void>(exchange);
+  constexpr std::array<std::string_view, kStageExchanges> kTitles{
+      "activations from a stage", "activations to a stage", "gradients to a stage", "gradients from a stage"};
+  return {.name = kTitles[index(kind.what)],
+          .traffic = TrafficClass::blocking,
+          .slot = slot_of(kind),
+          .step = walked_ + static_cast<std::uint32_t>(when.micro_batch)};
+}
+
+void Pipeline::start(int exchange, const When& when, TensorSource& tensors) {
+  if (static_cast<std::size_t>(when.micro_batch) >= batches_.size())
+    refuse("micro-batch " + std::to_string(when.micro_batch) + " of a step whose tokens nobody has told");
+  const Kind& kind = kinds_[static_cast<std::size_t>(exchange)];
+  if (batches_[static_cast<std::size_t>(when.micro_batch)]->tokens == 0)
+    return;  // on all ranks of the pipeline
+  is_sent(kind.what) ? start_send(exchange, kind, when, tensors) : start_receive(exchange, kind, when);
+}
+
+void Pipeline::start_receive(int exchange, const Kind& kind, const When& when) {
+  MicroBatch& batch = *batches_[static_cast<std::size_t>(when.micro_batch)];
+  Flow& flow = batch.chunks[static_cast<std::size_t>(kind.chunk)];
+  const std::int64_t count = batch.tokens * width_;
+  std::shared_ptr<std::byte[]>& memory = flow.memory[index(kind.what)];
+  memory =
+      std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count) * size_of(options_.dtype));
+  const Dense into(memory.get(), count, options_.dtype);
+  const int peer = peer_of(kind);
+  const int behind = chunks_[static_cast<std::size_t>(kind.chunk)].number + 1;
+  const bool coded =
+      is_back(kind.what) && is_compressed(behind, when.micro_batch, static_cast<int>(batches_.size()));
+  flow.tickets[index(kind.what)] =
+      engine_.submit(comm_, submit_options(exchange, kind, when), [this, peer, into, coded](Comm comm) {
+        return coded ? receive_coded(comm, this, peer, into) : receive(comm, peer, into);
+      });
+}
+
+void Pipeline::start_send(int exchange, const Kind& kind, const When& when, TensorSource& tensors) {
+  MicroBatch& batch = *batches_[static_cast<std::size_t>(when.micro_batch)];
+  Flow& flow = batch.chunks[static_cast<std::size_t>(kind.chunk)];
+  const bool back = is_back(kind.what);
+  const Dense given = tensors.tensor(
+      {back ? TensorName::Of::gradient : TensorName::Of::activation, activation_of(kind), when.micro_batch});
+  const std::int64_t count = batch.tokens * width_;
+  if (given.count != count || given.dtype != options_.dtype)
+    refuse("'" + activation_of(kind) + "' of micro-batch " + std::to_string(when.micro_batch) + " has " +
+           std::to_string(given.count) + " values of type " + std::string(name_of(given.dtype)) +
+           " instead of " + std::to_string(count) + " of " + std::string(name_of(options_.dtype)));
+  Dense data = given;
+  if (back) {  // whose it is may let go of it
+    std::shared_ptr<std::byte[]>& memory = flow.memory[index(kind.what)];
+    memory = std::make_shared_for_overwrite<std::byte[]>(given.size_bytes());
+    std::memcpy(memory.get(), given.data, given.size_bytes());
+    data = Dense(memory.get(), count, options_.dtype);
+  }
+  const int peer = peer_of(kind);
+  const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
+  const bool coded = back && is_compressed(number, when.micro_batch, static_cast<int>(batches_.size()));
+  const SubmitOptions how = submit_options(exchange, kind, when);
+  Ticket& ticket = flow.tickets[index(kind.what)];
+  if (!coded) {
+    ticket = engine_.submit(
+        comm_, how, [bytes = bytes_, peer, data](Comm comm) { return send(comm, bytes, peer, data); });
+    return;
+  }
+  // Messages of a link are coded one behind the other: each takes along what the one before left behind.
+  Ticket& before = coded_[number];
+  StageCodec* const coder = codec(number);
+  ticket = engine_.submit(comm_, how, [bytes = bytes_, peer, data, coder, after = before](Comm comm) {
+    return send_coded(comm, bytes, peer, coder, after, floats(data));
+  });
+  before = ticket;
+}
+
+// (Counted when it is posted: who has it already may be a step ahead.)
+Task<void> Pipeline::send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data) {
+  Transfer sent = comm.send(peer, 0, data);
+  bytes->sent += comm.bytes_sent();
+  co_await sent;
+}
+
+Task<void> Pipeline::receive(Comm comm, int peer, Dense into) {
+  Transfer received = comm.recv(peer, 0, into);
+  co_await received;
+}
+
+Task<void> Pipeline::send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
+                                Ticket before, std::span<const float> gradient) {
+  if (before.valid()) co_await before;
+  const auto tokens = static_cast<std::int64_t>(gradient.size()) / codec->width();
+  std::vector<float> coded(static_cast<std::size_t>(coded_count(codec->options(), tokens, codec->width())));
+  auto work = [&] {
+    codec->encode(gradient, coded);
+    return codec->encode_seconds(comm.kernels(), tokens);
+  };
+  Compute computed = comm.compute(work);
+  co_await computed;
+  Transfer sent = comm.send(peer, 0, Dense(std::span<float>{coded}));
+  bytes->sent += comm.bytes_sent();
+  co_await sent;
+}
+
+Task<void> Pipeline::receive_coded(Comm comm, Pipeline* me, int peer, Dense into) {
+  const BackwardOptions& backward = me->options_.backward;
+  const std::int64_t tokens = into.count / me->width_;
+  std::vector<float> coded(static_cast<std::size_t>(coded_count(backward, tokens, me->width_)));
+  Transfer received = comm.recv(peer, 0, Dense(std::span<float>{coded}));
+  co_await received;
+  const std::span<float> gradient(reinterpret_cast<float*>(into.data), static_cast<std::size_t>(into.count));
+  auto work = [&] {
+    StageCodec::decode(backward, me->width_, coded, gradient);
+    return StageCodec::decode_seconds(comm.kernels(), backward, tokens, me->width_);
+  };
+  Compute computed = comm.compute(work);
+  co_await computed;
+}
+
+Ticket Pipeline::ticket(int exchange, const When& when) const {
+  const auto& batches = when.offset == 0 ? batches_ : last_;
+  if (when.offset < 0 || when.offset > 1 || static_cast<std::size_t>(when.micro_batch) >= batches.size())
+    return {};
+  const Kind& kind = kinds_[static_cast<std::size_t>(exchange)];
+  return batches[static_cast<std::size_t>(when.micro_batch)]
+      ->chunks[static_cast<std::size_t>(kind.chunk)]
+      .tickets[index(kind.what)];
+}
+
+std::vector<Ticket> Pipeline::work() const {
+  std::vector<Ticket> out;
+  for (const auto* batches : {&batches_, &last_}) {
+    for (const auto& batch : *batches) {
+      for (const Flow& flow : batch->chunks) out.insert(out.end(), flow.tickets.begin(), flow.tickets.end());
+    }
+  }
+  return out;
+}
+
+std::int64_t Pipeline::formula_of_step() const {
+  const int micro_batches = static_cast<int>(batches_.size());
+  std::int64_t values = 0;
+  for (const Kind& kind : kinds_) {
+    if (!is_sent(kind.what)) continue;
+    const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
+    for (int m = 0; m < micro_batches; ++m) {
+      const std::int64_t tokens = batches_[static_cast<std::size_t>(m)]->tokens;
+      values += is_back(kind.what) && is_compressed(number, m, micro_batches)
+                    ? coded_count(options_.backward, tokens, width_)
+                    : tokens * width_;
+    }
+  }
+  return values * static_cast<std::int64_t>(size_of(options_.dtype));
+}
+
+void Pipeline::step_end() {
+  ended_ = bytes_;
+  if (ended_ != nullptr) ended_->formula = formula_of_step();
+}
+
+std::vector<LiveRow> Pipeline::state_rows() {
+  std::vector<LiveRow> out;
+  for (auto& [chunk, codec] : codecs_) {
+    StageCodec* const mine = codec.get();
+    const auto add = [&](const char* kind, auto values_of, auto set) {
+      using Values = std::decay_t<decltype(values_of(mine->state()))>;
+      using T = typename Values::value_type;
+      LiveRow row;
+      row.row = {.key = {options_.name, kind, mine->name()},
+                 .dtype = std::is_same_v<T, double> ? DType::float64 : DType::float32,
+                 .rule = LayoutRule::restart,
+                 .shard = Shard::whole({static_cast<std::int64_t>(values_of(mine->state()).size())}),
+                 .peers = options_.peers};
+      row.read = [mine, values_of](std::vector<std::byte>& scratch) -> std::span<const std::byte> {
+        const Values values = values_of(mine->state());
+        const auto bytes = std::as_bytes(std::span(values));
+        scratch.assign(bytes.begin(), bytes.end());
+        return scratch;
+      };
+      row.write = [mine, set](std::span<const std::byte> bytes) {
+        Values values(bytes.size() / sizeof(T));
+        if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+        StageCodec::State state = mine->state();
+        set(state, values);
+        mine->load(std::move(state));
+      };
+      row.takes = [](const Shard&, std::span<const std::byte> bytes) {
+        return bytes.size() % sizeof(T) == 0;
+      };
+      out.push_back(std::move(row));
+    };
+    // (A row has at least one value: a zero stands for none.)
+    using Floats = std::vector<float>;
+    const auto at_least_one = [](const Floats& values) { return values.empty() ? Floats{0.0F} : values; };
+    const auto or_none = [](const Floats& values) {
+      return values.size() == 1 && values[0] == 0 ? Floats{} : values;
+    };
+    add(
+        "error", [at_least_one](const StageCodec::State& s) { return at_least_one(s.error); },
+        [or_none](StageCodec::State& s, const Floats& values) { s.error = or_none(values); });
+    add(
+        "factor", [at_least_one](const StageCodec::State& s) { return at_least_one(s.factor); },
+        [or_none](StageCodec::State& s, const Floats& values) { s.factor = or_none(values); });
+    add(
+        "scale",
+        [](const StageCodec::State& s) {
+          return std::vector<double>{s.scale, static_cast<double>(s.messages)};
+        },
+        [](StageCodec::State& s, const std::vector<double>& values) {
+          s.scale = values.size() == 2 ? values[0] : 0;
+          s.messages = values.size() == 2 ? static_cast<std::uint32_t>(values[1]) : 0;
+        });
+  }
+  return out;
+}
+
+const Pipeline::Flow* Pipeline::find(const std::string& activation, int micro_batch, bool leaves) const {
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    if ((leaves ? chunks_[c].leaves : chunks_[c].arrives) == activation)
+      return &batches_.at(static_cast<std::size_t>(micro_batch))->chunks[c];
+  }
+  refuse("nothing travels that is called '" + activation + "'");
+}
+
+std::shared_ptr<std::byte[]> Pipeline::arrived(const std::string& activation, int micro_batch) const {
+  return find(activation, micro_batch, false)->memory[index(StageExchange::arrives)];
+}
+
+std::shared_ptr<std::byte[]> Pipeline::gradient_arrived(const std::string& activation,
+                                                        int micro_batch) const {
+  return find(activation, micro_batch, true)->memory[index(StageExchange::arrives_back)];
+}
+
+}  // namespace weft

@@ -1,0 +1,164 @@
+// A pipeline: what a stage's chunks make goes to the stage that has the chunk behind them, and the gradients of it
+// come back (Optimus-CC; Song et al., ASPLOS 2023).
+//
+// In each micro-batch, for every chunk (patterns/pipeline.h says in which order they are computed):
+//
+//   activation    what the chunk before it gave arrives in front of its forward; what it gives leaves behind it
+//   gradient      of what it gave arrives in front of its backward; of what it took leaves behind it
+//
+// Receives are posted ahead of their use, so that a message never waits for one. A sent activation is let go in
+// front of the chunk's backward, when its receiver has long had it; a sent gradient is a copy, let go a step later:
+// nobody waits for a send.
+//
+// Which gradients travel as factors (stage_codec.h) follows from the table: those of the epilogue, or all. Both
+// ends work it out from the same order of pieces, by chunk and micro-batch.
+//
+// Bytes of a rank, n tokens by m values a micro-batch, values of w bytes, each chunk: forward M n m w where it has
+// one behind it; back, where it has one before it, (M - q) n m w + q (n + m) r w, q being those that travel as
+// factors.
+//
+// State, of every link over which this rank sends gradients (rule restart: it is of this rank's micro-batches):
+//   error    [tokens, values], what the link's messages have left behind
+//   factor   Q of its last message
+//   scale    of the error, and how many messages there were
+//
+// Thread: one at a time, that of the driver. Memory: it outlives its operations.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipeline/stage_codec.h"
+#include "state/registry.h"
+#include "step/stage.h"
+#include "step/strategy.h"
+#include "weft/train/stage_options.h"
+
+namespace weft {
+
+struct PipelineOptions {
+  // affects results; equal on all ranks of the group
+  std::string name = "pipeline";
+  StageOptions stage;
+  BackwardOptions backward;
+  DType dtype = DType::float32;
+  Peers peers;  // ranks with the same stage, for state
+  // affects speed only
+  int micro_batches = 0;  // of a step, and tokens of each, for what rows say; 0: not known
+  std::int64_t tokens = 0;
+  std::uint32_t first_slot = 0;  // takes num_slots()
+};
+
+// Throws UsageError of one sentence.
+void check(const PipelineOptions& options);
+
+// Of a chunk.
+enum class StageExchange : std::uint8_t { arrives, leaves, leaves_back, arrives_back };
+inline constexpr int kStageExchanges = 4;
+
+class Pipeline final : public Strategy {
+ public:
+  // `group`: the ranks of the pipeline, in order of stages. Throws UsageError. `registry` outlives it.
+  Pipeline(Engine& engine, const Comm& group, const ModelShape& shape, PipelineOptions options,
+           StateRegistry& registry);
+  ~Pipeline() override;
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  std::string_view name() const override { return options_.name; }
+  const Comm& group() const override { return comm_; }
+  std::uint32_t num_slots() const override;
+  std::vector<PlanRow> rows() const override;
+  std::vector<Exchange> exchanges() const override;
+  std::optional<std::uint64_t> compared() const override;
+  void weave(Weaver& weaver) const override;
+  void start(int exchange, const When& when, TensorSource& tensors) override;
+  Ticket ticket(int exchange, const When& when) const override;
+  std::vector<Ticket> work() const override;
+  void step_end() override;
+  StepResult verdict() override { return {.committed = true, .step = 0, .bad = {}, .text = {}}; }
+  void close(bool, double) override { closed_ = ended_; }
+
+  // Tokens of each micro-batch of the step, or of the evaluation, that is walked next: the same on all ranks of
+  // the group. Throws UsageError while something but gradients of the last step is under way.
+  void set_tokens(std::span<const std::int64_t> of_micro_batch);
+  // How often the loss counts in the gradients of the step, before its first backward.
+  void set_scale(double scale);
+
+  // Whoever takes the memory shares it; the strategy lets go of it behind the next set_tokens(). Null: the
+  // micro-batch has no token. REQUIRES: it was awaited.
+  std::shared_ptr<std::byte[]> arrived(const std::string& activation, int micro_batch) const;
+  std::shared_ptr<std::byte[]> gradient_arrived(const std::string& activation, int micro_batch) const;
+
+  // Whether the gradient of what that chunk of the model took travels as factors, in a step of so many.
+  bool is_compressed(int chunk, int micro_batch, int micro_batches) const;
+  const PipelineOptions& options() const { return options_; }
+  std::int64_t width() const { return width_; }
+  const std::vector<ChunkShape>& chunks() const { return chunks_; }
+  // Of the link over which that chunk of this rank sends gradients; null: none that compresses.
+  StageCodec* codec(int chunk);
+
+  // Payload of this rank in the step that was committed or rolled back last, and by formula.
+  std::uint64_t step_bytes() const { return closed_ == nullptr ? 0 : closed_->sent.load(); }
+  std::int64_t formula_bytes() const { return closed_ == nullptr ? 0 : closed_->formula; }
+
+ private:
+  struct Flow {  // of a chunk in a micro-batch
+    std::array<Ticket, kStageExchanges> tickets;
+    std::array<std::shared_ptr<std::byte[]>, kStageExchanges> memory;
+  };
+  struct MicroBatch {
+    std::int64_t tokens = 0;
+    std::vector<Flow> chunks;
+  };
+  struct Kind {     // of an exchange of the list
+    int chunk = 0;  // of this rank's
+    StageExchange what = StageExchange::arrives;
+  };
+  // What it is about, in the model's words.
+  const std::string& activation_of(const Kind& kind) const;
+  int peer_of(const Kind& kind) const;  // in the group
+  std::uint32_t slot_of(const Kind& kind) const;
+  int place_of(int chunk, StageExchange what) const;  // -1: there is none
+  std::string codec_text(int chunk, int micro_batches) const;
+  std::int64_t formula_of_step() const;
+  const Flow* find(const std::string& activation, int micro_batch, bool leaves) const;
+  std::vector<LiveRow> state_rows();
+  void start_receive(int exchange, const Kind& kind, const When& when);
+  void start_send(int exchange, const Kind& kind, const When& when, TensorSource& tensors);
+  SubmitOptions submit_options(int exchange, const Kind& kind, const When& when) const;
+
+  struct Bytes {  // of a step
+    std::atomic<std::uint64_t> sent = 0;
+    std::int64_t formula = 0;
+  };
+  static Task<void> send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data);
+  static Task<void> send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
+                               Ticket before, std::span<const float> gradient);
+  static Task<void> receive(Comm comm, int peer, Dense into);
+  static Task<void> receive_coded(Comm comm, Pipeline* me, int peer, Dense into);
+
+  Engine& engine_;
+  Comm comm_;
+  std::vector<ChunkShape> chunks_;
+  std::int64_t width_;
+  PipelineOptions options_;
+  StateRegistry& registry_;
+  std::vector<Kind> kinds_;                                  // of each exchange
+  std::map<int, std::unique_ptr<StageCodec>> codecs_;        // by chunk of the model
+  std::map<int, Ticket> coded_;                              // by chunk of the model: of its last message
+  std::vector<std::unique_ptr<MicroBatch>> batches_, last_;  // of this step and of the one before
+  std::uint32_t walked_ = 0;                                 // micro-batches before those of this step
+  std::shared_ptr<Bytes> bytes_;                             // since set_tokens()
+  std::shared_ptr<Bytes> ended_, closed_;  // of the step whose backward, or which, was over last
+};
+
+}  // namespace weft

@@ -1,0 +1,297 @@
+// Stages of a pipeline in training steps of an outline, in virtual time: what is idle, what is sent, and which
+// messages are compressed.
+#include "patterns/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "step/stage.h"
+#include "weft/error.h"
+#include "workload/emulate.h"
+#include "workload/model_shapes.h"
+
+namespace weft {
+namespace {
+
+constexpr double kForward = 1.2e-3;  // of a micro-batch and stage; each half of the backward takes as long
+constexpr std::int64_t kTokens = 64, kWidth = 16;
+
+struct Job {
+  std::string schedule = "1f1b";
+  int stages = 2;
+  int micro_batches = 4;
+  int dp = 1;
+  int chunks = 1;
+  bool doubled = false;
+  int columns = 0;
+  std::string messages = "epilogue";
+  double rate = 0;  // bytes a second; 0: sending is free
+  std::string scheme = "dense";
+  int layers = 0;  // 0: one for each chunk
+};
+
+// A gpt whose layers take as long as one another; what stands around them takes no time.
+Outline outline_of_job(const Job& job) {
+  ModelOptions o = model_options("gpt", "tiny");
+  o.width = kWidth;
+  o.heads = 2;
+  o.vocabulary = 64;
+  o.layers = job.layers > 0 ? job.layers : job.stages * job.chunks;
+  Outline out = outline_of(model_shape("gpt", o), kTokens * job.micro_batches);
+  for (OutlineBlock& block : out.blocks) {
+    if (!block.name.starts_with("layer.")) continue;
+    block.forward_seconds = kForward * job.micro_batches / job.chunks;
+    block.backward_seconds = 2 * block.forward_seconds;
+  }
+  return out;
+}
+
+EmulationOptions options_of(const Job& job) {
+  EmulationOptions out;
+  out.parallel.scheme.name = job.scheme;
+  out.mesh = {.dp = job.dp, .pp = job.stages};
+  out.stage.schedule = job.schedule;
+  out.stage.chunks = job.chunks;
+  out.stage.double_warmup = job.doubled;
+  out.backward.columns = job.columns;
+  out.backward.messages = job.messages;
+  out.micro_batches = job.micro_batches;
+  out.steps = 3;
+  out.warmup = 2;
+  return out;
+}
+
+std::vector<EmulatedSteps> simulated(const Job& job) {
+  SimulationOptions simulation;
+  simulation.ranks = job.dp * job.stages;
+  simulation.link.bytes_per_second = job.rate;
+  return simulate_ranks(outline_of_job(job), options_of(job), simulation);
+}
+
+// One that is not settled behind.
+double step_of(const std::vector<EmulatedSteps>& ranks) {
+  double longest = 0;
+  for (const EmulatedSteps& rank : ranks) longest = std::max(longest, rank.step_seconds[1]);
+  return longest;
+}
+
+double idle_seconds(const Job& job) { return step_of(simulated(job)) - 3 * kForward * job.micro_batches; }
+
+constexpr double kExact = 1e-7;  // every piece is rounded to a nanosecond
+
+// (P-1)(f+b+w), of interleaved 1/v of it, of zb-h1 (P-1)(f+b-w): f, b and w are equal here.
+TEST(Pipeline, IsIdleAsLongAsTheFormulasSay) {
+  for (const int stages : {2, 3, 4}) {
+    for (const int micro_batches : {stages, stages + 1, 2 * stages, 3 * stages}) {
+      const double whole = 3 * kForward * (stages - 1);
+      Job job{.schedule = "gpipe", .stages = stages, .micro_batches = micro_batches};
+      const std::string title = std::to_string(stages) + " stages, " + std::to_string(micro_batches);
+      EXPECT_NEAR(idle_seconds(job), whole, kExact) << title << " gpipe";
+      job.schedule = "1f1b";
+      EXPECT_NEAR(idle_seconds(job), whole, kExact) << title << " 1f1b";
+      job.schedule = "zb-h1";
+      EXPECT_NEAR(idle_seconds(job), kForward * (stages - 1), kExact) << title << " zb-h1";
+      if (micro_batches % stages != 0) continue;
+      for (const int chunks : {2, 3}) {
+        job.schedule = "interleaved";
+        job.chunks = chunks;
+        EXPECT_NEAR(idle_seconds(job), whole / chunks, kExact) << title << " interleaved " << chunks;
+      }
+    }
+  }
+}
+
+TEST(Pipeline, TakesFewerMicroBatchesThanStages) {
+  for (const char* schedule : {"gpipe", "1f1b"}) {
+    for (const int micro_batches : {1, 2, 3})
+      EXPECT_NEAR(idle_seconds({.schedule = schedule, .stages = 4, .micro_batches = micro_batches}),
+                  9 * kForward, kExact)
+          << schedule << " " << micro_batches;
+  }
+  EXPECT_GT(idle_seconds({.schedule = "zb-h1", .stages = 4, .micro_batches = 2}), 0);
+  EXPECT_THROW(simulated({.schedule = "interleaved", .stages = 2, .micro_batches = 3, .chunks = 2}),
+               UsageError);
+}
+
+// Bytes of a rank and step, as integers: forward M n m, back (M - q) n m + q (n + m) r, and what data parallelism
+// and the tied table add (data_parallel/formula.h).
+TEST(Pipeline, SendsWhatTheFormulasSay) {
+  for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "interleaved"}) {
+    for (const int dp : {1, 2}) {
+      for (const int columns : {0, 3}) {
+        for (const char* messages : {"epilogue", "all"}) {
+          const bool chunked = schedule == std::string("interleaved");
+          const Job job{.schedule = schedule,
+                        .stages = 4,
+                        .micro_batches = 8,
+                        .dp = dp,
+                        .chunks = chunked ? 2 : 1,
+                        .columns = columns,
+                        .messages = messages,
+                        .rate = 1e8};
+          const std::vector<EmulatedSteps> ranks = simulated(job);
+          for (std::size_t r = 0; r < ranks.size(); ++r) {
+            EXPECT_EQ(ranks[r].payload_bytes.back(), static_cast<double>(ranks[r].formula_bytes))
+                << schedule << ", dp " << dp << ", columns " << columns << ", rank " << r;
+          }
+          if (dp > 1) continue;
+          // Between the ends of the pipeline there is no tied table: what is sent crosses stages.
+          const PipelineShape shape = pipeline_shape(
+              [&] {
+                StageOptions o = options_of(job).stage;
+                o.stages = 4;
+                return o;
+              }(),
+              8);
+          for (int stage = 1; stage < 3; ++stage) {
+            std::int64_t values = 0;
+            for (int k = 0; k < job.chunks; ++k) {
+              values += 8 * kTokens * kWidth;  // forward
+              for (int m = 0; m < 8; ++m) {
+                const bool factors =
+                    columns > 0 && (messages == std::string("all") || in_epilogue(shape, k * 4 + stage, m));
+                values += factors ? columns * (kTokens + kWidth) : kTokens * kWidth;
+              }
+            }
+            EXPECT_EQ(ranks[static_cast<std::size_t>(stage)].payload_bytes.back(),
+                      static_cast<double>(4 * values))
+                << schedule << ", stage " << stage;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Which are compressed: the last P - p messages of stage p, j >= M - P + p, and as many as that gives over all.
+TEST(Pipeline, EpilogueIsThePapers) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
+      const PipelineShape shape{.stages = stages, .micro_batches = micro_batches};
+      int all = 0, expected = 0;
+      for (int p = 1; p < stages; ++p) {
+        expected += std::min(micro_batches, stages - p);
+        for (int j = 0; j < micro_batches; ++j) {
+          EXPECT_EQ(in_epilogue(shape, p, j), j >= micro_batches - stages + p);
+          all += in_epilogue(shape, p, j) ? 1 : 0;
+        }
+      }
+      EXPECT_EQ(all, expected);
+    }
+  }
+  // By the local phase of either end, as the released code has it, the ends of a pipe do not agree where stages
+  // have several chunks: the receiver's cool-down begins elsewhere in its own list.
+  int apart = 0;
+  const PipelineShape shape{PipelineSchedule::interleaved, 4, 2, 16};
+  const auto in_cool_down = [&](int stage, int chunk, int micro_batch, int shift) {
+    const std::vector<StageItem> order = pipeline_order(shape, stage);
+    int back = 0;
+    for (const StageItem& item : order) {
+      if (item.work != Work::backward) continue;
+      if (item.chunk == chunk && item.micro_batch == micro_batch)
+        return back >= 32 - warm_up_of(shape, stage) - shift;
+      ++back;
+    }
+    return false;
+  };
+  for (int chunk = 1; chunk < 8; ++chunk) {
+    for (int m = 0; m < 16; ++m)
+      apart += in_cool_down(chunk % 4, chunk, m, 1) != in_cool_down((chunk - 1) % 4, chunk - 1, m, 0) ? 1 : 0;
+  }
+  EXPECT_GT(apart, 0);
+}
+
+TEST(Pipeline, HoldsAsManyMicroBatchesAsThePaperSays) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int p = 0; p < stages; ++p) {
+      const PipelineShape shape{.stages = stages, .micro_batches = 16};
+      EXPECT_EQ(most_held(shape, p), stages - p);
+      PipelineShape doubled = shape;
+      doubled.doubled = true;
+      EXPECT_EQ(most_held(doubled, p), std::min(16, 2 * (stages - 1 - p) + 1));
+    }
+  }
+}
+
+// Where links are slow, fewer bytes on the way back make a step shorter, and a doubled warm-up hides what travels
+// in the steady part.
+TEST(Pipeline, CompressionAndWarmUpPayOnSlowLinks) {
+  const Job dense{.stages = 4, .micro_batches = 8, .rate = 4e6};
+  const double plain = step_of(simulated(dense));
+  Job job = dense;
+  job.columns = 2;
+  const double epilogue = step_of(simulated(job));
+  job.messages = "all";
+  const double all = step_of(simulated(job));
+  EXPECT_LT(epilogue, plain * 0.99);
+  EXPECT_LT(all, epilogue);
+  job = dense;
+  job.doubled = true;
+  EXPECT_LT(step_of(simulated(job)), plain * 0.97);
+}
+
+// The tables of all ranks hold together: at most as many distinct ones as ranks, and layers that stages have more
+// of, where they cannot be dealt evenly.
+TEST(Pipeline, StagesHaveTheirLayers) {
+  for (const Job& job :
+       {Job{.stages = 3, .micro_batches = 3, .dp = 2, .layers = 7},
+        Job{.schedule = "interleaved", .stages = 2, .micro_batches = 4, .dp = 3, .chunks = 2, .layers = 5},
+        Job{.schedule = "zb-h1", .stages = 4, .micro_batches = 5, .scheme = "spardl", .layers = 9}}) {
+    EXPECT_GT(step_of(simulated(job)), 0);
+  }
+  ModelOptions o = model_options("gpt", "tiny");
+  o.layers = 7;
+  const ModelShape whole = model_shape("gpt", o);
+  std::vector<std::string> names;
+  for (int stage = 0; stage < 3; ++stage) {
+    const ModelShape mine = stage_shape(whole, {.stages = 3, .stage = stage});
+    for (const BlockShape& block : mine.blocks) names.push_back(block.name);
+    EXPECT_EQ(mine.num_blocks(), stage == 0 ? 4 : stage == 1 ? 2 : 3);  // with embedding and head
+    EXPECT_EQ(mine.has_loss(), stage == 2);
+    const bool has_copy = std::ranges::any_of(mine.parameters, [](const ParameterShape& p) {
+      return p.stages == std::vector<int>{0, 2} && p.name == "embedding.token.weight";
+    });
+    EXPECT_EQ(has_copy, stage != 1);
+  }
+  std::vector<std::string> expected;
+  for (const BlockShape& block : whole.blocks) expected.push_back(block.name);
+  EXPECT_EQ(names, expected);
+  const ModelShape given = stage_shape(whole, {.stages = 3, .stage = 1, .layers = {1, 5, 1}});
+  EXPECT_EQ(given.num_blocks(), 5);
+  EXPECT_EQ(given.origin_of(0), 2);
+}
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "(no UsageError)";
+}
+
+TEST(Pipeline, BadInputIsNamed) {
+  const ModelShape whole = model_shape("gpt", model_options("gpt", "tiny"));  // 2 layers
+  EXPECT_EQ(refusal([&] { stage_shape(whole, {.stages = 3}); }),
+            "pipeline: model 'gpt' has 2 layers, too few for 3 stages: every one has at least one");
+  EXPECT_EQ(refusal([&] { stage_shape(whole, {.stages = 2, .layers = {1, 2}}); }),
+            "pipeline: layers of stages are so many for each of 2, together the model's 2");
+  EXPECT_EQ(refusal([&] { stage_shape(whole, {.stages = 2, .schedule = "1f2b"}); }),
+            "unknown schedule '1f2b': did you mean '1f1b'? There are gpipe, 1f1b, interleaved, zb-h1");
+  EXPECT_EQ(refusal([&] { check_stage({.stages = 2, .chunks = 2}); }),
+            "pipeline: chunks are of the schedule interleaved, not of 1f1b");
+  EXPECT_EQ(refusal([&] { check_stage({.stages = 4, .schedule = "interleaved", .chunks = 2}, 6); }),
+            "pipeline: interleaved takes a multiple of its 4 stages as micro-batches, not 6");
+  EXPECT_EQ(refusal([&] { check_stage({.stages = 4, .schedule = "gpipe", .double_warmup = true}); }),
+            "pipeline: a doubled warm-up is of the schedules 1f1b and zb-h1, not of gpipe");
+  EXPECT_EQ(refusal([&] { stage_shape(model_shape("gnmt", model_options("gnmt", "tiny")), {.stages = 2}); }),
+            "pipeline: model 'gnmt' is no row of layers that could be cut");
+  EXPECT_EQ(refusal([&] { simulated({.stages = 2, .micro_batches = 2, .columns = 2, .messages = "some"}); }),
+            "unknown choice of messages between stages 'some'. There are epilogue, all");
+}
+
+}  // namespace
+}  // namespace weft
