@@ -56,8 +56,8 @@ class Bert final : public LayeredModel {
       if (part == 0) return {attend(attention_[layer], x, /*causal=*/false, {2 * layer + 1, batch, context})};
       return {feed_forward(mlp_[layer], x, {2 * layer + 2, batch, context})};
     }
-    const torch::Tensor ends =
-        linear(span_norm_.norm(x), span_, {}, context.weights);  // [sequences, places, 2]
+    // [sequences, places, 2]
+    const torch::Tensor ends = linear(span_norm_.norm(x), span_, {}, context.weights);
     const torch::Tensor logits = ends.transpose(1, 2).flatten(0, 1);
     return {cross_entropy_sum(logits, batch.targets.flatten())};
   }

@@ -64,8 +64,8 @@ struct ReplicaOptions {
   bool skip_not_finite = false;  // leave such a step out on all ranks, with its residuals; else an Error
   std::uint64_t compared = 0;    // of whatever else the caller's results depend on
   // affects speed only
-  bool recompute =
-      false;  // parts compute their forward again in backward: less memory, a third more to compute
+  // Parts compute their forward again in backward: less memory, a third more to compute.
+  bool recompute = false;
   bool lookahead = false;  // step() is told of the batch that comes next: nobody waits for its tokens
 };
 
