@@ -81,6 +81,7 @@ constexpr std::vector<StageItem> pipeline_order(const PipelineShape& shape, int 
   };
   const int warm_up = warm_up_of(shape, stage);
   std::vector<StageItem> order;
+  order.reserve(static_cast<std::size_t>(all) * (splits ? 3 : 2));
   for (int i = 0; i < warm_up; ++i) order.push_back(item(Work::forward, i));
   for (int i = 0; i < all; ++i) {
     if (warm_up + i < all) order.push_back(item(Work::forward, warm_up + i));
@@ -131,7 +132,8 @@ constexpr bool is_whole(const PipelineShape& shape) {
   for (int stage = 0; stage < shape.stages; ++stage) {
     const std::vector<StageItem> order = pipeline_order(shape, stage);
     const bool splits = shape.schedule == PipelineSchedule::zb_h1;
-    if (order.size() != static_cast<std::size_t>(shape.micro_batches * shape.chunks * (splits ? 3 : 2)))
+    if (order.size() != static_cast<std::size_t>(shape.micro_batches) *
+                            static_cast<std::size_t>(shape.chunks) * (splits ? 3 : 2))
       return false;
     for (int k = 0; k < shape.chunks; ++k) {
       for (int m = 0; m < shape.micro_batches; ++m) {
