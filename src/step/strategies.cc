@@ -208,7 +208,7 @@ std::vector<Piece> Strategies::order_of(Phase phase, int micro_batches) const {
   updates.reserve(shape_.blocks.size());
   for (int b = 0; b < shape_.num_blocks(); ++b) updates.push_back(update_of(b));
   if (phase == Phase::settle) return updates;
-  const std::vector<Piece> computed = step_order(shape_, options_.stage, micro_batches);
+  std::vector<Piece> computed = step_order(shape_, options_.stage, micro_batches);
   if (phase == Phase::first) return computed;
   std::vector<Piece> out;
   const bool together = !why_updates_wait_.empty();

@@ -135,6 +135,8 @@ void check_with_stages(const TrainOptions& o, int ranks) {
   const std::string and_not = " does not go with stages: ";
   if (o.clip_local && o.clip_norm > 0)
     throw UsageError("clip-local" + and_not + "a rank's norm would depend on which layers it has");
+  if (stage.schedule == "zb-h1" && o.sizes.experts.ranks > 1)
+    throw UsageError("schedule zb-h1 does not go with experts that ranks share: their backward is whole");
   if (o.find_unused) throw UsageError("find-unused" + and_not + "each stage would have steps of its own");
   if (is_auto_packing(o.sizes.experts.packing))
     throw UsageError("expert-packing auto" + and_not + "experts stay where the mesh has them");

@@ -76,7 +76,7 @@ class RunTest(TrainTest):
         self.ok(self.train(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--seed", "2", "--out", "other"))
         self.assertGreater(abs(self.losses("other")[-1] - losses[-1]), 1e-3)
         # From four stages to two ranks without any.
-        self.ok(self.train(*tiny, "--ranks", "2", "--resume", "zero", "--mesh", "dp=2", "--schedule", "1f1b", "--steps", "8", "--out", "zero"))
+        self.ok(self.train("--resume", "zero", "--ranks", "2", "--mesh", "dp=2", "--schedule", "1f1b", "--steps", "8"))
         self.assertEqual(len(self.losses("zero")), 8)
         # Factors between stages, by processes; bytes are the formula's.
         done = self.ok(self.run_command(WEFT, "launch", "-n", "2", "--", WEFT, "train", *tiny, "--mesh", "pp=2", "--backward-rank", "2",

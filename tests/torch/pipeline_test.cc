@@ -324,7 +324,7 @@ TEST(Stages, BesideASparseSchemeAndLowRank) {
 // Experts that ranks of a stage share, and a table that those of the first one have cut: as without stages, which
 // other tests hold to one process.
 TEST(Stages, WithExpertsAndTables) {
-  for (const char* schedule : {"1f1b", "zb-h1"}) {
+  for (const char* schedule : {"1f1b", "gpipe"}) {
     Staged piped = with({.model = "gpt-moe",
                          .stage = {.stages = 2, .schedule = schedule},
                          .dp = 2,
