@@ -60,9 +60,10 @@ void add_model_flags(Settings& s, TrainFlags& t) {
 }
 
 void add_mesh_flag(Settings& s, TrainFlags& t) {
-  s.add(
-      "mesh", t.mesh,
-      "axes of the ranks, e.g. dp=4 (default: all along dp), with experts dp=8,ep=4, with stages dp=2,pp=4");
+  s.add("mesh", t.mesh,
+        "axes of the ranks, e.g. dp=4 (default: all along dp), with experts dp=8,ep=4, with stages "
+        "dp=2,pp=4, with "
+        "matrices that ranks cut dp=2,pp=2,tp=2");
 }
 
 void add_stage_flags(Settings& s, TrainFlags& t) {
@@ -424,9 +425,7 @@ void resolve_mesh(TrainFlags& t, int ranks) {
   TrainOptions& options = t.options;
   const Mesh mesh = parse_mesh(text, ranks);
   const bool with_experts = has_experts(options.model);
-  if (mesh.tp > 1)
-    throw UsageError("--mesh " + text + ": models are trained along dp, pp and ep, say dp=" +
-                     std::to_string(ranks) + (with_experts ? ",ep=2" : ""));
+  options.sizes.tensor.ranks = mesh.tp;
   resolve_stages(t, mesh.pp);
   if (mesh.ep > 1 && !with_experts)
     throw UsageError("--mesh " + text + ": " + options.model +

@@ -67,7 +67,11 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
       registry_(registry == nullptr ? own_registry_.get() : registry),
       attempt_(options_.first_step) {
   const bool is_world = comm.group_id() == engine.world().group_id();
-  const ParameterState::Options kept{.peers = {comm.rank(), comm.size(), is_world ? 0 : comm.group_id()},
+  const DataParallelOptions::Copies& copies = options_.copies;
+  Peers peers{comm.rank(), comm.size(), is_world ? 0 : comm.group_id()};
+  if (copies.count > 1)
+    peers = {comm.rank() * copies.count + copies.place, comm.size() * copies.count, copies.peers};
+  const ParameterState::Options kept{.peers = peers,
                                      .velocities = options_.scheme.momentum_correction > 0,
                                      .factors = scheme_.low_rank,
                                      .owner = options_.name};

@@ -61,6 +61,7 @@ void DataParallel::result_of(int parameter, std::span<double> out) const {
 }
 
 double DataParallel::squares() const {
+  if (options_.copies.place > 0) return 0;
   double sum = 0;
   for (const std::unique_ptr<BucketRun>& run : runs_) {
     if (run->in_place) {

@@ -319,6 +319,7 @@ StepResult HybridEmbedding::verdict() {
 }
 
 double HybridEmbedding::squares() const {
+  if (!options_.counted) return 0;
   double sum = 0;
   for (const auto& table : tables_) sum += table->squares();
   return sum;

@@ -46,6 +46,7 @@ struct HybridOptions {
   bool vertical = true;      // rows that the next batch reads travel first, the others with most slack
   bool two_sided = false;    // rows that this batch leaves alone are looked up for the next one in advance
   double split_below = 0.8;  // share of prior rows above which they are not told apart any more
+  bool counted = true;       // false: another rank with the same results answers for their norm
   std::uint32_t first_slot = 0;  // takes 1, and kTableExchanges for each table
 };
 

@@ -52,6 +52,13 @@ class Reader {
       refuse(std::string(key) + " must be a whole number of 0 to " + std::to_string(most));
     return value.get<std::int64_t>();
   }
+  std::vector<double> numbers(const char* key) {
+    const Json& value = at(key);
+    const auto is_number = [](const Json& element) { return element.is_number(); };
+    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_number))
+      refuse(std::string(key) + " must be a list of numbers");
+    return value.get<std::vector<double>>();
+  }
   template <class F>
   void each(const char* key, F&& f) {
     const Json& value = at(key);
@@ -124,6 +131,7 @@ Outline from_json(const Json& json, const std::string& where) {
     block.forward_seconds = b.number("forward_seconds");
     block.backward_seconds = b.number("backward_seconds");
     block.update_seconds = b.number("update_seconds");
+    if (b.has("cuts")) block.cuts = b.numbers("cuts");
   });
   r.each("tensors", [&](Reader& t) {
     OutlineTensor& tensor = out.tensors.emplace_back();
@@ -135,6 +143,7 @@ Outline from_json(const Json& json, const std::string& where) {
     tensor.ready = t.number("ready");
     tensor.tied = t.yes("tied");
     if (t.has("of")) tensor.of = part_named(t.text("of"), where);
+    if (t.has("cut")) tensor.cut = static_cast<int>(t.whole("cut", 1));
   });
   r.each("tables", [&](Reader& t) {
     OutlineTable& table = out.tables.emplace_back();
@@ -184,6 +193,7 @@ std::string outline_json(const Outline& outline) {
                               {"forward_seconds", block.forward_seconds},
                               {"backward_seconds", block.backward_seconds},
                               {"update_seconds", block.update_seconds}});
+    if (!block.cuts.empty()) json["blocks"].back()["cuts"] = block.cuts;
   }
   for (const OutlineTensor& tensor : outline.tensors) {
     json["tensors"].push_back({{"name", tensor.name},
@@ -195,6 +205,7 @@ std::string outline_json(const Outline& outline) {
                                {"tied", tensor.tied}});
     if (tensor.of != OutlineTensor::Of::block)
       json["tensors"].back()["of"] = kParts[static_cast<std::size_t>(tensor.of)];
+    if (tensor.cut >= 0) json["tensors"].back()["cut"] = tensor.cut;
   }
   for (const OutlineExperts& layer : outline.experts) {
     Json row = {{"name", layer.name},       {"block", layer.block},

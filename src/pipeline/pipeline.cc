@@ -6,6 +6,7 @@
 
 #include "base/identity.h"
 #include "base/names.h"
+#include "weft/collective.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -184,12 +185,13 @@ std::vector<PlanRow> Pipeline::rows() const {
   std::vector<PlanRow> out;
   const int m = options_.micro_batches;
   const auto size = static_cast<double>(size_of(options_.dtype));
+  const std::int64_t tokens = shares_of(options_.tokens).count(share());
   for (const Kind& kind : kinds_) {
     if (!is_sent(kind.what)) continue;
     const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
     const bool back = is_back(kind.what);
     PlanRow row{.tensor = std::string(back ? "gradients of " : "activations of ") + activation_of(kind),
-                .count = options_.tokens * width_,
+                .count = tokens * width_,
                 .strategy = std::string(name()),
                 .group = comm_.group_id(),
                 .ranks = 2,
@@ -198,8 +200,8 @@ std::vector<PlanRow> Pipeline::rows() const {
                 .slot = slot_of(kind)};
     std::int64_t values = 0;
     for (int i = 0; i < m; ++i)
-      values += back && is_compressed(number, i, m) ? coded_count(options_.backward, options_.tokens, width_)
-                                                    : options_.tokens * width_;
+      values += back && is_compressed(number, i, m) ? coded_count(options_.backward, tokens, width_)
+                                                    : tokens * width_;
     row.bytes = static_cast<double>(values) * size;
     row.seconds = m * comm_.cost().hop_seconds + row.bytes * comm_.cost().seconds_per_byte;
     row.why = "to stage " + std::to_string(peer_of(kind)) + " in each micro-batch";
@@ -327,10 +329,46 @@ void Pipeline::start_receive(int exchange, const Kind& kind, const When& when) {
   const int behind = chunks_[static_cast<std::size_t>(kind.chunk)].number + 1;
   const bool coded =
       is_back(kind.what) && is_compressed(behind, when.micro_batch, static_cast<int>(batches_.size()));
+  const Blocks shares = shares_of(batch.tokens);
+  const Dense mine = into.sub(shares.begin(share()) * width_, shares.count(share()) * width_);
+  const SubmitOptions how = submit_options(exchange, kind, when);
+  Ticket received;
+  if (mine.count > 0)
+    received = engine_.submit(comm_, how, [this, peer, mine, coded](Comm comm) {
+      return coded ? receive_coded(comm, this, peer, mine) : receive(comm, peer, mine);
+    });
+  flow.tickets[index(kind.what)] = received;
+  if (!options_.copies) return;
+  SubmitOptions gathers = how;
+  gathers.name = "shares of what came from a stage";
+  gathers.slot = options_.gather_slot + (slot_of(kind) - options_.first_slot);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(shares.size()));
+  for (int r = 0; r < shares.size(); ++r) counts[static_cast<std::size_t>(r)] = shares.count(r) * width_;
   flow.tickets[index(kind.what)] =
-      engine_.submit(comm_, submit_options(exchange, kind, when), [this, peer, into, coded](Comm comm) {
-        return coded ? receive_coded(comm, this, peer, into) : receive(comm, peer, into);
+      engine_.submit(*options_.copies, gathers, [bytes = bytes_, received, into, counts](Comm comm) {
+        return gather(comm, bytes, received, into, counts);
       });
+}
+
+Blocks Pipeline::shares_of(std::int64_t tokens) const {
+  return {options_.copies ? options_.copies->size() : 1, tokens};
+}
+
+// Of this rank, by the ring: every share but its neighbour's.
+std::int64_t Pipeline::gather_bytes(std::int64_t tokens) const {
+  if (!options_.copies) return 0;
+  const Blocks shares = shares_of(tokens);
+  const std::int64_t kept = shares.count((share() + 1) % shares.size());
+  return (tokens - kept) * width_ * static_cast<std::int64_t>(size_of(options_.dtype));
+}
+
+Task<void> Pipeline::gather(Comm comm, std::shared_ptr<Bytes> bytes, Ticket received, Dense all,
+                            std::vector<std::int64_t> counts) {
+  if (received.valid()) co_await received;
+  const AllGatherOptions options{.algorithm = "ring"};
+  const std::span<const std::int64_t> of_ranks(counts);
+  co_await all_gather_v(comm, all, of_ranks, options);
+  bytes->sent += comm.bytes_sent();
 }
 
 void Pipeline::start_send(int exchange, const Kind& kind, const When& when, TensorSource& tensors) {
@@ -344,12 +382,14 @@ void Pipeline::start_send(int exchange, const Kind& kind, const When& when, Tens
     refuse("'" + activation_of(kind) + "' of micro-batch " + std::to_string(when.micro_batch) + " has " +
            std::to_string(given.count) + " values of type " + std::string(name_of(given.dtype)) +
            " instead of " + std::to_string(count) + " of " + std::string(name_of(options_.dtype)));
-  Dense data = given;
-  if (back) {  // whose it is may let go of it
+  const Blocks shares = shares_of(batch.tokens);
+  Dense data = given.sub(shares.begin(share()) * width_, shares.count(share()) * width_);
+  if (data.count == 0) return;  // neither does its receiver have a share
+  if (back) {                   // whose it is may let go of it
     std::shared_ptr<std::byte[]>& memory = flow.memory[index(kind.what)];
-    memory = std::make_shared_for_overwrite<std::byte[]>(given.size_bytes());
-    std::memcpy(memory.get(), given.data, given.size_bytes());
-    data = Dense(memory.get(), count, options_.dtype);
+    memory = std::make_shared_for_overwrite<std::byte[]>(data.size_bytes());
+    std::memcpy(memory.get(), data.data, data.size_bytes());
+    data = Dense(memory.get(), data.count, options_.dtype);
   }
   const int peer = peer_of(kind);
   const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
@@ -435,18 +475,21 @@ std::vector<Ticket> Pipeline::work() const {
 
 std::int64_t Pipeline::formula_of_step() const {
   const int micro_batches = static_cast<int>(batches_.size());
-  std::int64_t values = 0;
+  std::int64_t values = 0, gathered = 0;
   for (const Kind& kind : kinds_) {
-    if (!is_sent(kind.what)) continue;
+    if (!is_sent(kind.what)) {
+      for (const auto& batch : batches_) gathered += gather_bytes(batch->tokens);
+      continue;
+    }
     const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
     for (int m = 0; m < micro_batches; ++m) {
-      const std::int64_t tokens = batches_[static_cast<std::size_t>(m)]->tokens;
+      const std::int64_t tokens = shares_of(batches_[static_cast<std::size_t>(m)]->tokens).count(share());
       values += is_back(kind.what) && is_compressed(number, m, micro_batches)
                     ? coded_count(options_.backward, tokens, width_)
                     : tokens * width_;
     }
   }
-  return values * static_cast<std::int64_t>(size_of(options_.dtype));
+  return values * static_cast<std::int64_t>(size_of(options_.dtype)) + gathered;
 }
 
 void Pipeline::step_end() {

@@ -13,6 +13,10 @@
 // Which gradients travel as factors (stage_codec.h) follows from the table: those of the epilogue, or all. Both
 // ends work it out from the same order of pieces, by chunk and micro-batch.
 //
+// Where tensor-parallel ranks have the same activations each of them sends its share of the tokens (rows, never parts
+// of one), and what arrives they gather: the pipe carries every token once. n is then the share of a rank, and a
+// gather of [tokens, values] over these ranks comes behind each receive.
+//
 // Bytes of a rank, n tokens by m values a micro-batch, values of w bytes, each chunk: forward M n m w where it has
 // one behind it; back, where it has one before it, (M - q) n m w + q (n + m) r w, q being those that travel as
 // factors.
@@ -36,6 +40,7 @@
 #include <string_view>
 #include <vector>
 
+#include "patterns/blocks.h"
 #include "pipeline/stage_codec.h"
 #include "state/registry.h"
 #include "step/stage.h"
@@ -50,7 +55,9 @@ struct PipelineOptions {
   StageOptions stage;
   BackwardOptions backward;
   DType dtype = DType::float32;
-  Peers peers;  // ranks with the same stage, for state
+  Peers peers;                    // ranks with the same stage, for state
+  std::optional<Comm> copies;     // ranks with the same activations; none: this one alone
+  std::uint32_t gather_slot = 0;  // in that group, takes num_slots() of it
   // affects speed only
   int micro_batches = 0;  // of a step, and tokens of each, for what rows say; 0: not known
   std::int64_t tokens = 0;
@@ -130,6 +137,10 @@ class Pipeline final : public Strategy {
   int place_of(int chunk, StageExchange what) const;  // -1: there is none
   std::string codec_text(int chunk, int micro_batches) const;
   std::int64_t formula_of_step() const;
+  // Of so many tokens of a micro-batch, those that this rank sends.
+  Blocks shares_of(std::int64_t tokens) const;
+  int share() const { return options_.copies ? options_.copies->rank() : 0; }
+  std::int64_t gather_bytes(std::int64_t tokens) const;
   const Flow* find(const std::string& activation, int micro_batch, bool leaves) const;
   std::vector<LiveRow> state_rows();
   void start_receive(int exchange, const Kind& kind, const When& when);
@@ -144,6 +155,8 @@ class Pipeline final : public Strategy {
   static Task<void> send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
                                Ticket before, std::span<const float> gradient);
   static Task<void> receive(Comm comm, int peer, Dense into);
+  static Task<void> gather(Comm comm, std::shared_ptr<Bytes> bytes, Ticket received, Dense all,
+                           std::vector<std::int64_t> counts);
   static Task<void> receive_coded(Comm comm, Pipeline* me, int peer, Dense into);
 
   Engine& engine_;

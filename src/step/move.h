@@ -40,7 +40,7 @@ struct TensorName {
 // same in all tables of a rank.
 struct Exchange {
   enum class Kind : std::uint8_t { collective, send, receive };
-  std::string name;  // "gradients of bucket 3 from layer.0.attention.qkv.weight"
+  std::string name;  // "gradients of bucket 3 from layer.0.attention.heads.weight"
   Kind kind = Kind::collective;
   TrafficClass traffic = TrafficClass::gradient;
   std::uint64_t group = 0;        // its id

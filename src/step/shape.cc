@@ -102,6 +102,11 @@ int ModelShape::origin_of(int block) const {
   return block;
 }
 
+bool ModelShape::is_last(const Piece& piece) const {
+  return piece.block + 1 == num_blocks() &&
+         static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size();
+}
+
 ModelShape ModelShape::trained(const std::vector<bool>& is_trained) const {
   ModelShape out = *this;
   out.parameters.clear();

@@ -146,6 +146,7 @@ ModelShape stage_shape(const ModelShape& whole, const StageOptions& options) {
                  .blocks = {},
                  .experts = {},
                  .chunks = {},
+                 .sums = {},
                  .width = whole.width};
   std::vector<int> places(whole.parameters.size(), -1);
   const int last = static_cast<int>(chunks.size()) - 1;
@@ -175,6 +176,11 @@ ModelShape stage_shape(const ModelShape& whole, const StageOptions& options) {
         if (layer.block != b) continue;
         layer.block = out.num_blocks();
         out.experts.push_back(layer);
+      }
+      for (SumShape sum : whole.sums) {
+        if (sum.block != b) continue;
+        sum.block = out.num_blocks();
+        out.sums.push_back(sum);
       }
       out.blocks.push_back(std::move(block));
     }

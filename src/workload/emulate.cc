@@ -46,7 +46,7 @@ class EmulatedRank final : public Driver {
  public:
   EmulatedRank(World& world, const Outline& outline, const EmulationOptions& options)
       : world_(world),
-        outline_(of_one_micro_batch(with_dense_tables(outline, options.tables), options.micro_batches)),
+        outline_(of_one_micro_batch(with_dense_tables(outline, options.tables), options)),
         options_(options),
         figures_(agree_on_figures(world, options.planned_link)),
         windows_(windows_of(outline, options)),
@@ -89,8 +89,7 @@ class EmulatedRank final : public Driver {
         break;
       case Work::forward:
         pass(part.forward_seconds + rows * part.row_forward_seconds);
-        if (piece.block + 1 == model_.shape.num_blocks() && in_last_micro_batch(piece))
-          batch_known(step_ + 1);
+        if (model_.shape.is_last(piece) && in_last_micro_batch(piece)) batch_known(step_ + 1);
         break;
       case Work::backward:
       case Work::input_gradient:
@@ -130,7 +129,7 @@ class EmulatedRank final : public Driver {
   void backward(const PartTimes& part, double share);
   void batch_known(std::int64_t step) {
     const GradientWindows::Asked asked = windows_->asked(world_.rank(), step);
-    const std::int64_t tokens = model_.shape.has_loss() ? outline_.tokens_per_rank : 0;
+    const std::int64_t tokens = job_.counts_tokens() ? outline_.tokens_per_rank : 0;
     job_.all().batch_known({.tokens = tokens, .lookups = asked.lookups});
   }
   void pass(double seconds);

@@ -28,6 +28,7 @@ struct Parted {
     std::vector<int> parameters;
   };
   std::vector<int> scheme;
+  std::vector<int> copies;  // that all tensor-parallel ranks have
   std::vector<int> experts;
   std::vector<int> tied;      // between stages
   std::vector<Tables> apart;  // from it: those of a way together, in the order of the first of them
@@ -49,7 +50,12 @@ Parted parted(const ModelShape& shape, const TablesOptions& options) {
       out.experts.push_back(static_cast<int>(p));
       continue;
     }
-    if ((!parameter.table && !tied) || way.kind == TableWay::Kind::scheme) {
+    const bool under_scheme = (!parameter.table && !tied) || way.kind == TableWay::Kind::scheme;
+    if (!shape.sums.empty() && parameter.cut_of == 0 && (under_scheme || way.kind == TableWay::Kind::dense)) {
+      out.copies.push_back(static_cast<int>(p));
+      continue;
+    }
+    if (under_scheme) {
       out.scheme.push_back(static_cast<int>(p));
       continue;
     }
@@ -88,6 +94,12 @@ int holders_of(const TableWay& way, const TablesOptions& options, int ranks) {
   return 1;
 }
 
+constexpr std::array kDataAxes{Axis::dp, Axis::ep};
+constexpr std::array kStageAxes{Axis::dp, Axis::ep, Axis::tp};
+constexpr std::array kExpertAxes{Axis::dp, Axis::tp};  // ranks with the same experts
+constexpr std::uint32_t kStageLabel = 0x7374'6167u;    // "stag"
+constexpr std::uint32_t kHolders = 0x686f'6c64u;       // "hold"
+
 std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<int>& parameters) {
   std::vector<ParameterInfo> out;
   for (const int p : parameters) {
@@ -96,7 +108,7 @@ std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<i
                    .count = shape.count(),
                    .use = model.block_of(p),
                    .rows = shape.rows(),
-                   .shard = shape.of_experts > 0 ? shard_of(shape) : Shard{},
+                   .shard = shape.of_experts > 0 || shape.cut >= 0 ? shard_of(shape) : Shard{},
                    .tied = shape.tied});
   }
   return out;
@@ -105,6 +117,9 @@ std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<i
 }  // namespace
 
 Shard shard_of(const ParameterShape& p) {
+  if (p.cut_of > 0)
+    return Shard::range(p.whole_dims(), static_cast<std::size_t>(p.cut), p.cut_first,
+                        p.dims[static_cast<std::size_t>(p.cut)]);
   if (p.of_experts == 0) return Shard::whole(p.dims);
   return Shard::range(p.whole_dims(), 0, p.first, p.dims.front());
 }
@@ -139,6 +154,7 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
     : options_(options),
       mesh_(options.mesh.ranks() == 1 ? Mesh{.dp = world.size()} : options.mesh),
       data_(mesh_.dp == world.size() ? world : axis_group(world, mesh_, Axis::dp)),
+      stage_(data_),
       all_(std::make_unique<Strategies>(engine, world, shape, options.step)),
       places_(shape.parameters.size()),
       byte_scale_(options.byte_scale) {
@@ -150,10 +166,12 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   parallel.dtype = options.dtype;
   parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;
   const StageOptions& stage = options.step.stage;
-  const bool alone = !stage.is_whole() && mesh_.dp == 1;  // nothing is sent: nothing is left behind
+  const bool alone = mesh_.dp < world.size() && mesh_.dp == 1;  // nothing is sent: nothing is left behind
   if (alone || (stage.compressed != kAllStages && stage.stage >= stage.compressed))
     parallel.scheme.name = lossless_scheme().name;
   parallel_ = &add_parallel(engine, data_, parts.scheme, parallel);
+  if (mesh_.tp > 1) stage_ = ranks_along(kStageAxes, {}, kStageLabel);
+  if (!parts.copies.empty()) add_copies(parts.copies);
   if (!parts.tied.empty()) add_tied(parts.tied);
   for (const Parted::Tables& tables : parts.apart) {
     const TableWay& way = *tables.way;
@@ -172,17 +190,63 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
         engine, data_, shape.experts,
         RouterSums::Options{.experts = options.experts, .first_slot = all_->next_slot(data_)}));
   }
-  if (!options.step.stage.is_whole()) {
-    const Comm stages = axis_group(world, mesh_, Axis::pp);
-    PipelineOptions pipeline{
-        .stage = options.step.stage, .backward = options.backward, .dtype = options.dtype};
-    pipeline.peers = {data_.rank(), data_.size(), data_.group_id()};
-    pipeline.micro_batches = options.micro_batches;
-    pipeline.tokens = options.tokens;
-    pipeline.first_slot = all_->next_slot(stages);
-    pipeline_ = &all_->add(std::make_unique<Pipeline>(engine, stages, shape, pipeline, all_->state()));
+  if (!shape.sums.empty()) {
+    const Comm group = axis_group(world, mesh_, Axis::tp);
+    TensorSums::Options sums;
+    sums.dtype = options.dtype;
+    sums.micro_batches = options.micro_batches;
+    sums.tokens = options.tokens;
+    sums.first_slot = all_->next_slot(group);
+    sums_ = &all_->add(std::make_unique<TensorSums>(engine, group, shape.sums, sums));
   }
+  if (!options.step.stage.is_whole()) add_stages();
   all_->install();
+}
+
+void JobStrategies::add_stages() {
+  const Comm& world = all_->world();
+  const Comm stages = axis_group(world, mesh_, Axis::pp);
+  PipelineOptions pipeline{
+      .stage = options_.step.stage, .backward = options_.backward, .dtype = options_.dtype};
+  pipeline.peers = {stage_.rank(), stage_.size(), stage_.group_id()};
+  pipeline.micro_batches = options_.micro_batches;
+  pipeline.tokens = options_.tokens;
+  pipeline.first_slot = all_->next_slot(stages);
+  if (sums_ != nullptr) {
+    pipeline.copies = sums_->group();
+    pipeline.gather_slot = all_->next_slot(sums_->group());
+  }
+  pipeline_ =
+      &all_->add(std::make_unique<Pipeline>(all_->engine(), stages, all_->shape(), pipeline, all_->state()));
+}
+
+Comm JobStrategies::ranks_along(std::span<const Axis> axes, std::span<const int> stages,
+                                std::uint32_t label) const {
+  const auto along = [&](Axis axis) { return std::ranges::find(axes, axis) != axes.end(); };
+  const Comm& world = all_->world();
+  const Coordinates mine = mesh_.coordinates(world.rank());
+  std::vector<int> members;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const Coordinates at = mesh_.coordinates(rank);
+    const bool of_stage =
+        stages.empty() ? at.pp == mine.pp : std::ranges::find(stages, at.pp) != stages.end();
+    if (of_stage && (along(Axis::dp) || at.dp == mine.dp) && (along(Axis::tp) || at.tp == mine.tp) &&
+        (along(Axis::ep) || at.ep == mine.ep))
+      members.push_back(rank);
+  }
+  return world.subgroup(members, label);
+}
+
+bool JobStrategies::is_first_copy() const { return mesh_.coordinates(all_->world().rank()).tp == 0; }
+
+// Dense whatever the scheme.
+void JobStrategies::add_copies(const std::vector<int>& parameters) {
+  DataParallelOptions options = options_.parallel;
+  options.name = "copies";
+  options.dtype = options_.dtype;
+  options.scheme.name = lossless_scheme().name;
+  options.copies = {mesh_.tp, mesh_.coordinates(all_->world().rank()).tp, stage_.group_id()};
+  copies_ = &add_parallel(all_->engine(), data_, parameters, options);
 }
 
 DataParallel& JobStrategies::add_parallel(Engine& engine, const Comm& group,
@@ -205,21 +269,12 @@ void JobStrategies::add_tied(const std::vector<int>& parameters) {
     if (all_->shape().parameters[static_cast<std::size_t>(p)].stages != stages)
       throw UsageError("parameters are tied between different stages");
   }
-  const Comm& world = all_->world();
-  Coordinates at = mesh_.coordinates(world.rank());
-  std::vector<int> members;
-  for (const int stage : stages) {
-    for (int d = 0; d < mesh_.dp; ++d) {
-      at.pp = stage;
-      at.dp = d;
-      members.push_back(mesh_.rank_of(at));
-    }
-  }
+  const Comm group = ranks_along(kDataAxes, stages, kLabel);
   DataParallelOptions options = options_.parallel;
   options.name = "tied";
   options.dtype = options_.dtype;
   options.scheme.name = lossless_scheme().name;
-  tied_ = &add_parallel(all_->engine(), world.subgroup(members, kLabel), parameters, options);
+  tied_ = &add_parallel(all_->engine(), group, parameters, options);
 }
 
 Mesh JobStrategies::mesh_with(int expert_ranks) const {
@@ -245,6 +300,7 @@ void JobStrategies::add_hybrid(Engine& engine, const TableWay& way, const std::v
   hybrid.optimizer = options.optimizer;
   hybrid.lookahead = options.step.lookahead;
   hybrid.memory_rows = options.table_memory_rows;
+  hybrid.counted = is_first_copy();
   const StepOptions& step = options.step;
   hybrid.updates_wait = step.clip_norm > 0 || step.skip_not_finite || !step.updates_wait.empty();
   hybrid.first_slot = all_->next_slot(data_);
@@ -272,8 +328,9 @@ DataParallelOptions JobStrategies::expert_sums(int replicas) const {
   out.name = "expert_parallel";
   out.one_at_a_time = find_expert_policy(options_.experts.policy).whole;
   out.dtype = options_.dtype;
-  out.scheme.teams = 0;                                         // as many as its ranks allow
-  if (replicas == 1) out.scheme.name = lossless_scheme().name;  // nothing is sent: nothing is left behind
+  out.scheme.teams = 0;  // as many as its ranks allow
+  // Nothing is sent, so nothing is left behind; or it would be left behind several times.
+  if (replicas == 1 || mesh_.tp > 1) out.scheme.name = lossless_scheme().name;
   return out;
 }
 
@@ -289,6 +346,8 @@ void JobStrategies::add_expert_strategies(const std::vector<int>& parameters) {
   const Comm replicas = axis_group(world, mesh, Axis::expert_dp, layouts_);
   DataParallelOptions parallel = expert_sums(replicas.size());
   parallel.first_step = first_step_;
+  parallel.copies = {mesh_.tp, mesh.coordinates(world.rank()).tp,
+                     ranks_along(kExpertAxes, {}, kHolders).group_id()};
   expert_parallel_ = &add_parallel(all_->engine(), replicas, parameters, parallel);
   ExpertsOptions exchange;
   exchange.route = {
@@ -315,8 +374,8 @@ bool JobStrategies::is_of_experts(const StateRow& row) const {
 std::unique_ptr<Relayout> JobStrategies::plan_move(int ranks) {
   if (experts_ == nullptr) throw UsageError("the model has no experts that could be dealt to other ranks");
   check_experts(ranks);
-  if (pipeline_ != nullptr)
-    throw UsageError("experts of stages stay where the mesh has them: packing is of one stage");
+  if (mesh_.dp != all_->world().size())
+    throw UsageError("experts of stages or tensor-parallel ranks stay where the mesh has them");
   const Comm& world = all_->world();
   const auto layout = [this, count = options_.experts.count](int ep) {
     return [mesh = mesh_with(ep), count](int rank) {
@@ -405,18 +464,28 @@ double JobStrategies::predicted_expert_sums(int ranks, const LinkCost& link) con
   return seconds;
 }
 
+namespace {
+
+Peers peers_of(const Comm& group) { return {group.rank(), group.size(), group.group_id()}; }
+
+}  // namespace
+
 Peers JobStrategies::holders(const ParameterShape& parameter) const {
+  const Comm& world = all_->world();
   const bool of_experts = parameter.of_experts > 0 && expert_parallel_ != nullptr;
-  const bool tied = !parameter.stages.empty() && tied_ != nullptr;
-  if (!of_experts && !tied && pipeline_ == nullptr) return {all_->world().rank(), all_->world().size()};
-  const Comm& group = of_experts ? expert_parallel_->group() : tied ? tied_->group() : data_;
-  return {group.rank(), group.size(), group.group_id()};
+  if (!of_experts && mesh_.dp == world.size()) return {world.rank(), world.size()};
+  if (of_experts)
+    return peers_of(mesh_.tp > 1 ? ranks_along(kExpertAxes, {}, kHolders) : expert_parallel_->group());
+  if (parameter.cut_of == 0 && sums_ != nullptr) return peers_of(stage_);
+  return peers_of(!parameter.stages.empty() && tied_ != nullptr ? tied_->group() : data_);
 }
 
 Peers JobStrategies::counters(const ParameterShape& parameter) const {
-  if (pipeline_ == nullptr) return {all_->world().rank(), all_->world().size()};
-  const Comm& group = !parameter.stages.empty() && tied_ != nullptr ? tied_->group() : data_;
-  return {group.rank(), group.size(), group.group_id()};
+  constexpr std::uint32_t kLabel = 0x7374'6570u;  // "step"
+  const Comm& world = all_->world();
+  if (mesh_.dp == world.size()) return {world.rank(), world.size()};
+  if (parameter.stages.empty() || tied_ == nullptr) return peers_of(stage_);
+  return peers_of(mesh_.tp > 1 ? ranks_along(kStageAxes, parameter.stages, kLabel) : tied_->group());
 }
 
 std::vector<std::string> JobStrategies::owners() const {
@@ -424,6 +493,7 @@ std::vector<std::string> JobStrategies::owners() const {
   for (const DataParallel* tables : dense_tables_) out.emplace_back(tables->name());
   if (expert_parallel_ != nullptr) out.emplace_back(expert_parallel_->name());
   if (tied_ != nullptr) out.emplace_back(tied_->name());
+  if (copies_ != nullptr) out.emplace_back(copies_->name());
   if (pipeline_ != nullptr && options_.backward.compresses()) out.emplace_back(pipeline_->name());
   return out;
 }
@@ -455,7 +525,9 @@ std::uint64_t JobStrategies::sent_bytes() const {
   if (expert_parallel_ != nullptr) out += expert_parallel_->sent_bytes();
   if (experts_ != nullptr) out += experts_->step_bytes();
   if (tied_ != nullptr) out += tied_->sent_bytes();
+  if (copies_ != nullptr) out += copies_->sent_bytes();
   if (pipeline_ != nullptr) out += pipeline_->step_bytes();
+  if (sums_ != nullptr) out += sums_->step_bytes();
   return out * static_cast<std::uint64_t>(byte_scale_);
 }
 
@@ -469,7 +541,9 @@ std::int64_t JobStrategies::formula_bytes(const LinkCost& link, std::size_t micr
   const int size = data_.size();
   std::int64_t out = weft::formula_bytes(*parallel_, size, link, micro_op_bytes);
   if (tied_ != nullptr) out += weft::formula_bytes(*tied_, tied_->group().size(), link, micro_op_bytes);
+  if (copies_ != nullptr) out += weft::formula_bytes(*copies_, size, link, micro_op_bytes);
   if (pipeline_ != nullptr) out += pipeline_->formula_bytes();
+  if (sums_ != nullptr) out += sums_->formula_bytes();
   for (const DataParallel* tables : dense_tables_)
     out += weft::formula_bytes(*tables, size, link, micro_op_bytes);
   if (expert_parallel_ != nullptr)

@@ -7,6 +7,11 @@
 // stages is summed in one operation over all ranks that have a copy, and divided by the same number: what two sums
 // one behind the other, over ranks and over stages, would give.
 //
+// Where the mesh has tensor-parallel ranks, the data-parallel ranks are those with the same stage and the same place
+// among them, whose shares of cut parameters are the same. What all of them have (norms, biases, experts, tables that
+// a hybrid embedding has) each sums over its own data-parallel ranks, with the same result, dense: what a lossy
+// scheme left behind would be there several times. The first of them answers for it in norms.
+//
 // Experts may be dealt to another number of ranks between two steps (packing; experts/packing.h says when). A
 // driver does it in this order, on all ranks, when the last step is settled:
 //
@@ -30,6 +35,7 @@
 #include "experts/experts.h"
 #include "experts/router.h"
 #include "pipeline/pipeline.h"
+#include "pipeline/tensor_sums.h"
 #include "state/relayout.h"
 #include "step/strategies.h"
 #include "weft/train/expert_options.h"
@@ -103,8 +109,12 @@ class JobStrategies {
   RouterSums* router() const { return router_; }
   int expert_ranks() const { return options_.experts.ranks; }  // that the experts of a layer are dealt to
   Pipeline* pipeline() const { return pipeline_; }             // null where there is one stage
+  TensorSums* tensor_sums() const { return sums_; }            // null where nothing is cut
   const Mesh& mesh() const { return mesh_; }
   const Comm& data_ranks() const { return data_; }
+  // Of a batch that several ranks compute on, this one's tokens and loss count: it is of the last stage, and the
+  // first of its tensor-parallel ranks.
+  bool counts_tokens() const { return all_->shape().has_loss() && is_first_copy(); }
   // Which ranks hold the same part of a parameter as this one.
   Peers holders(const ParameterShape& parameter) const;
   // Which ranks have it, or a part of it.
@@ -150,6 +160,11 @@ class JobStrategies {
                              DataParallelOptions options);
   void add_expert_strategies(const std::vector<int>& parameters);
   void add_tied(const std::vector<int>& parameters);
+  void add_copies(const std::vector<int>& parameters);
+  void add_stages();
+  // Ranks whose coordinates differ from this one's along these axes alone.
+  Comm ranks_along(std::span<const Axis> axes, std::span<const int> stages, std::uint32_t label) const;
+  bool is_first_copy() const;  // of what tensor-parallel ranks have all of
   void check_experts(int ranks) const;
   Mesh mesh_with(int expert_ranks) const;
   DataParallelOptions expert_sums(int replicas) const;
@@ -159,7 +174,8 @@ class JobStrategies {
 
   JobOptions options_;
   Mesh mesh_;
-  Comm data_;  // this rank's data-parallel ranks
+  Comm data_;   // this rank's data-parallel ranks
+  Comm stage_;  // those of all tensor-parallel places: with the same blocks
   std::unique_ptr<Strategies> all_;
   DataParallel* parallel_ = nullptr;
   std::vector<DataParallel*> dense_tables_;  // one for each way
@@ -167,8 +183,10 @@ class JobStrategies {
   Experts* experts_ = nullptr;
   RouterSums* router_ = nullptr;
   DataParallel* expert_parallel_ = nullptr;
-  DataParallel* tied_ = nullptr;  // of parameters that several stages have
+  DataParallel* tied_ = nullptr;    // of parameters that several stages have
+  DataParallel* copies_ = nullptr;  // of those that all tensor-parallel ranks have
   Pipeline* pipeline_ = nullptr;
+  TensorSums* sums_ = nullptr;
   std::vector<Place> places_;     // of each parameter
   std::uint32_t layouts_ = 0;     // of experts, before this one
   std::uint32_t first_step_ = 0;  // of their sums

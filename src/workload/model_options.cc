@@ -153,6 +153,19 @@ void check_model(std::string_view model, const ModelOptions& o) {
     require(o.layers >= chunks, "layers must be at least 1 for each of " + std::to_string(chunks) +
                                     (o.stage.chunks > 1 ? " chunks" : " stages") + got(o.layers));
   }
+  if (!o.tensor.is_whole()) {
+    require(model == "gpt" || model == "gpt-moe" || model == "bert",
+            "its layers are not cut among ranks, tensor parallelism is of gpt, gpt-moe and bert");
+    require(o.tensor.ranks >= 1 && o.tensor.rank >= 0 && o.tensor.rank < o.tensor.ranks,
+            "there is no tensor-parallel rank " + std::to_string(o.tensor.rank) + " of " +
+                std::to_string(o.tensor.ranks));
+    require(o.heads % o.tensor.ranks == 0, "heads must be a multiple of the " +
+                                               std::to_string(o.tensor.ranks) + " tensor-parallel ranks" +
+                                               got(o.heads));
+    require(o.vocabulary >= o.tensor.ranks, "vocabulary must be at least 1 for each of " +
+                                                std::to_string(o.tensor.ranks) + " tensor-parallel ranks" +
+                                                got(o.vocabulary));
+  }
   if (model == "gnmt") require(o.layers >= 2, "layers must be 2 to 1000" + got(o.layers));
   if (model == "bert")
     require(o.context >= kShortestSpans, "context must be 4 to 2^20 tokens" + got(o.context));

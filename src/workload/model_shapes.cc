@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/names.h"
+#include "step/stage.h"
+#include "step/tensor.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -63,11 +65,17 @@ class Builder {
     use(parameter);
   }
   void use(int parameter) { shape_.blocks.back().parts.back().parameters.push_back(parameter); }
-  void affine(const std::string& name, std::vector<std::int64_t> weight) {
+  // `cut`: dimension of the weight along which tensor-parallel ranks cut it; a bias goes with its rows.
+  void affine(const std::string& name, std::vector<std::int64_t> weight, int cut = -1) {
     const std::int64_t out = weight.front();
-    parameter(name + ".weight", std::move(weight));
-    parameter(name + ".bias", {out});
+    set_cut(parameter(name + ".weight", std::move(weight)), cut);
+    set_cut(parameter(name + ".bias", {out}), cut == 0 ? 0 : -1);
   }
+  void set_cut(int parameter, int dimension) {
+    shape_.parameters[static_cast<std::size_t>(parameter)].cut = dimension;
+    if (dimension >= 0) cut_part();
+  }
+  void cut_part() { shape_.blocks.back().parts.back().cut = true; }
   void lstm(const std::string& name, std::int64_t cells, std::int64_t in, std::int64_t out) {
     parameter(name + ".input.weight", {4 * cells, in});
     parameter(name + ".state.weight", {4 * cells, out});
@@ -100,8 +108,8 @@ void add_attention(Builder& b, const std::string& name, const ModelOptions& o, b
   const auto width = static_cast<double>(d), seen = static_cast<double>(o.context) * (causal ? 0.5 : 1);
   b.part(name, 8 * width * width + 4 * seen * width);
   b.affine(name + ".norm", {d});
-  b.affine(name + ".qkv", {3 * d, d});
-  b.affine(name + ".projection", {d, d});
+  b.affine(name + ".heads", {3 * d, d}, 0);
+  b.affine(name + ".projection", {d, d}, 1);
 }
 
 void add_mlp(Builder& b, const std::string& name, const ModelOptions& o) {
@@ -109,8 +117,8 @@ void add_mlp(Builder& b, const std::string& name, const ModelOptions& o) {
   const auto width = static_cast<double>(d);
   b.part(name, 16 * width * width);
   b.affine(name + ".norm", {d});
-  b.affine(name + ".up", {4 * d, d});
-  b.affine(name + ".down", {d, 4 * d});
+  b.affine(name + ".up", {4 * d, d}, 0);
+  b.affine(name + ".down", {d, 4 * d}, 1);
 }
 
 // A layer of experts behind an attention: gate, perhaps experts that all tokens share, a part for each slice,
@@ -166,6 +174,7 @@ ModelShape decoder_shape(const char* model, const ModelOptions& o, bool experts)
   b.block("embedding");
   b.part("embedding", 0);
   const int tokens = b.parameter("embedding.token.weight", {o.vocabulary, d}, /*table=*/o.untied);
+  b.set_cut(tokens, 0);
   b.parameter("embedding.position.weight", {o.context, d});
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "layer." + std::to_string(i);
@@ -180,9 +189,10 @@ ModelShape decoder_shape(const char* model, const ModelOptions& o, bool experts)
   b.part("head", 2 * width * static_cast<double>(o.vocabulary));
   b.affine("head.norm", {d});
   if (o.untied)
-    b.parameter("head.weight", {o.vocabulary, d});
+    b.set_cut(b.parameter("head.weight", {o.vocabulary, d}), 0);
   else
     b.tie(tokens);
+  b.cut_part();
   return b.take();
 }
 
@@ -313,7 +323,7 @@ ModelShape bert_shape(const ModelOptions& o) {
   b.width(d);
   b.block("embedding");
   b.part("embedding", 0);
-  b.parameter("embedding.token.weight", {o.vocabulary, d}, /*table=*/true);
+  b.set_cut(b.parameter("embedding.token.weight", {o.vocabulary, d}, /*table=*/true), 0);
   b.parameter("embedding.position.weight", {o.context, d});
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "layer." + std::to_string(i);
@@ -362,6 +372,12 @@ BatchKind batch_kind_of(std::string_view model) { return find(model).kind; }
 ModelShape model_shape(std::string_view model, const ModelOptions& options) {
   check_model(model, options);
   return find(model).shape(options);
+}
+
+ModelShape rank_shape(std::string_view model, const ModelOptions& options) {
+  TensorOptions tensor = options.tensor;
+  tensor.tables = tensor.tables && !options.tables_elsewhere;
+  return stage_shape(tensor_shape(model_shape(model, options), tensor), options.stage);
 }
 
 }  // namespace weft

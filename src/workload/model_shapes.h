@@ -25,5 +25,7 @@ BatchKind batch_kind_of(std::string_view model);
 // FLOPs are of a token of a sequence; of pairs, of a target's and of the source's that goes with it. Throws
 // UsageError as check_model() does.
 ModelShape model_shape(std::string_view model, const ModelOptions& options);
+// What the rank of these options has of it: its stage, its share of what tensor-parallel ranks cut.
+ModelShape rank_shape(std::string_view model, const ModelOptions& options);
 
 }  // namespace weft

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "patterns/schedule.h"
+#include "step/tensor.h"
 #include "weft/error.h"
 #include "workload/table_draws.h"
 
@@ -43,6 +45,7 @@ void check_tensor(const Checker& c, const OutlineTensor& tensor, std::size_t blo
   c.require(tensor.block >= 0 && static_cast<std::size_t>(tensor.block) < blocks,
             name + " belongs to block " + std::to_string(tensor.block) + " of " + std::to_string(blocks));
   c.require(tensor.ready >= 0 && tensor.ready <= 1, name + ": ready must be 0 to 1");
+  c.require(tensor.cut >= -1 && tensor.cut < (matrix ? 2 : 1), name + " has no dimension to be cut along");
 }
 
 void check_tables(const Checker& c, const Outline& outline) {
@@ -115,6 +118,10 @@ void check(const Outline& outline, std::string_view where) {
     c.seconds(block.forward_seconds, "forward of block '" + block.name + "'");
     c.seconds(block.backward_seconds, "backward of block '" + block.name + "'");
     c.seconds(block.update_seconds, "update of block '" + block.name + "'");
+    const double cut = std::accumulate(block.cuts.begin(), block.cuts.end(), 0.0);
+    c.require(block.cuts.size() <= 16 && std::ranges::all_of(block.cuts, [](double s) { return s >= 0; }) &&
+                  cut <= 1 + 1e-9,
+              "block '" + block.name + "': cuts must be shares of at most 1 together");
   }
   // Virtual time is counted in 64 bits of nanoseconds, and a run has many steps.
   constexpr double kLongestStep = 1e5;
@@ -149,6 +156,25 @@ OutlineTensor::Of part_of(const ModelShape& shape, int parameter) {
 
 }  // namespace
 
+namespace {
+
+// By FLOPs; a block of a single cut part is cut as a whole.
+std::vector<double> cuts_of(const ModelShape& shape, int block) {
+  double all = 0;
+  std::vector<double> out;
+  std::span<const PartShape> own = shape.blocks[static_cast<std::size_t>(block)].parts;
+  const auto experts = std::ranges::find(shape.experts, block, &ExpertShape::block);
+  if (experts != shape.experts.end()) own = own.first(static_cast<std::size_t>(experts->gate));
+  for (const PartShape& part : own) {
+    all += part.flops_per_token;
+    if (part.cut) out.push_back(part.flops_per_token);
+  }
+  for (double& share : out) share = all > 0 ? share / all : 1.0 / static_cast<double>(out.size());
+  return out;
+}
+
+}  // namespace
+
 Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
   if (tokens_per_rank < 1) throw UsageError("a rank must have at least one token in a step");
   Outline out;
@@ -156,7 +182,8 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
   out.parameters = shape.num_elements();
   out.tokens_per_rank = tokens_per_rank;
   out.width = shape.width;
-  for (const BlockShape& block : shape.blocks) out.blocks.push_back({.name = block.name});
+  for (int b = 0; b < shape.num_blocks(); ++b)
+    out.blocks.push_back({.name = shape.blocks[static_cast<std::size_t>(b)].name, .cuts = cuts_of(shape, b)});
   for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
     const ParameterShape& p = shape.parameters[i];
     OutlineTensor tensor{
@@ -169,6 +196,7 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank) {
     }
     if (tensor.rows > 0) tensor.columns = tensor.length / tensor.rows;
     tensor.tied = p.tied;
+    tensor.cut = p.cut;
     if (p.table) {
       OutlineTable& table = out.tables.emplace_back();
       table.name = p.name;
@@ -258,11 +286,27 @@ double compute_seconds(const Outline& outline) {
 
 namespace {
 
+// The one part of a block as so many that are cut, one behind the other.
+void part_products(BlockShape& block, std::size_t products) {
+  if (products == 0) return;
+  const PartShape whole = block.parts.front();
+  block.parts.clear();
+  for (std::size_t i = 0; i < products; ++i) {
+    PartShape part{.name = products == 1 ? whole.name : whole.name + "." + std::to_string(i)};
+    part.takes = i == 0 ? whole.takes : block.parts.back().gives;
+    part.gives = i + 1 == products ? whole.gives : std::vector{part.name};
+    if (i == 0) part.parameters = whole.parameters;
+    part.cut = true;
+    block.parts.push_back(std::move(part));
+  }
+}
+
 // Puts the parts of a layer of experts behind the one of its block, and its parameters where they are used.
 void add_experts(ModelShape& shape, const Outline& outline, const OutlineExperts& from,
                  const ExpertLayout& layout) {
   BlockShape& block = shape.blocks[static_cast<std::size_t>(from.block)];
-  PartShape& own = block.parts.front();
+  const int gate = static_cast<int>(block.parts.size());
+  PartShape& own = block.parts.back();
   const std::string given = own.gives.front(), inner = given + ".inner";
   own.gives = {inner};
   const bool shares =
@@ -271,8 +315,8 @@ void add_experts(ModelShape& shape, const Outline& outline, const OutlineExperts
       });
   ExpertShape layer{.name = from.name,
                     .block = from.block,
-                    .gate = 1,
-                    .first_slice = shares ? 3 : 2,
+                    .gate = gate,
+                    .first_slice = gate + (shares ? 2 : 1),
                     .slices = layout.slices,
                     .width = from.width,
                     .experts = from.experts,
@@ -288,10 +332,10 @@ void add_experts(ModelShape& shape, const Outline& outline, const OutlineExperts
         block.parts[0].parameters.push_back(p);
         break;
       case OutlineTensor::Of::gate:
-        block.parts[1].parameters.push_back(p);
+        block.parts[static_cast<std::size_t>(gate)].parameters.push_back(p);
         break;
       case OutlineTensor::Of::shared:
-        block.parts[2].parameters.push_back(p);
+        block.parts[static_cast<std::size_t>(gate) + 1].parameters.push_back(p);
         break;
       case OutlineTensor::Of::experts:
         parameter.of_experts = from.experts;
@@ -307,7 +351,7 @@ void add_experts(ModelShape& shape, const Outline& outline, const OutlineExperts
 
 }  // namespace
 
-ModelShape shape_of(const Outline& outline, const ExpertLayout& layout) {
+ModelShape shape_of(const Outline& outline, const ExpertLayout& layout, const TensorOptions& share) {
   std::vector<ChainBlock> blocks;
   blocks.reserve(outline.blocks.size());
   for (const OutlineBlock& block : outline.blocks) blocks.push_back({.name = block.name, .parameters = {}});
@@ -321,7 +365,8 @@ ModelShape shape_of(const Outline& outline, const ExpertLayout& layout) {
          .dims = std::move(dims),
          .table = there,
          .rows_per_step = there ? table->rows_per_step : 0,
-         .tied = tensor.tied});
+         .tied = tensor.tied,
+         .cut = tensor.cut});
   }
   ModelShape out = chain_shape(outline.model, blocks);
   out.width = outline.width;
@@ -331,8 +376,12 @@ ModelShape shape_of(const Outline& outline, const ExpertLayout& layout) {
     const bool elsewhere = outline.tensors[i].block + 1 < static_cast<int>(outline.blocks.size());
     if (outline.tensors[i].tied && elsewhere) last.push_back(static_cast<int>(i));
   }
+  if (!share.is_whole()) {
+    for (std::size_t b = 0; b < outline.blocks.size(); ++b)
+      part_products(out.blocks[b], outline.blocks[b].cuts.size());
+  }
   for (const OutlineExperts& layer : outline.experts) add_experts(out, outline, layer, layout);
-  return out;
+  return tensor_shape(out, share);
 }
 
 }  // namespace weft

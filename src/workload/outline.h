@@ -21,12 +21,16 @@
 
 #include "step/step_times.h"
 #include "weft/train/shape.h"
+#include "weft/train/tensor_options.h"
 
 namespace weft {
 
 struct OutlineBlock {
   std::string name;
   double forward_seconds = 0, backward_seconds = 0, update_seconds = 0;
+  // Of forward and backward, the shares of the products that tensor-parallel ranks cut, one behind the other;
+  // empty: they cut none.
+  std::vector<double> cuts = {};
 };
 
 struct OutlineTensor {
@@ -40,6 +44,7 @@ struct OutlineTensor {
   // each.
   enum class Of : std::uint8_t { block, gate, shared, experts };
   Of of = Of::block;
+  int cut = -1;  // dimension along which tensor-parallel ranks cut it; -1: each has all of it
 };
 
 // A layer of experts, behind the other parts of its block. Seconds as the others', of all tokens of a rank; of
@@ -112,7 +117,8 @@ double even_rows(const Outline& outline, const OutlineExperts& layer);
 
 // The seconds of one step that communicates nothing.
 double compute_seconds(const Outline& outline);
-// What tables of moves are made from: every block has one part, and those of its experts.
-ModelShape shape_of(const Outline& outline, const ExpertLayout& layout = {});
+// What tables of moves are made from: every block has one part, and those of its experts. Of a tensor-parallel rank:
+// its share of the tensors, and what becomes of the parts that are cut (step/tensor.h).
+ModelShape shape_of(const Outline& outline, const ExpertLayout& layout = {}, const TensorOptions& share = {});
 
 }  // namespace weft

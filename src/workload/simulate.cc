@@ -65,7 +65,7 @@ class PortCount final : public Decorator {
 // What all ranks of a run share.
 struct SimulatedJob {
   SimulatedJob(const Outline& model, const EmulationOptions& emulation, const SimulationOptions& run)
-      : outline(of_one_micro_batch(model, emulation.micro_batches)),
+      : outline(of_one_micro_batch(model, emulation)),
         options(emulation),
         costs(run.costs),
         late(run.late),
@@ -132,7 +132,7 @@ class SimulatedRank final : public Driver {
         break;
       case Work::forward:
         co_await pass(part.forward_seconds + rows * part.row_forward_seconds);
-        if (piece.block + 1 == shape.num_blocks() && in_last_micro_batch(piece)) batch_known(step_ + 1);
+        if (shape.is_last(piece) && in_last_micro_batch(piece)) batch_known(step_ + 1);
         break;
       case Work::backward:
       case Work::input_gradient:
@@ -184,7 +184,7 @@ class SimulatedRank final : public Driver {
   }
   void batch_known(std::int64_t step) {
     const GradientWindows::Asked asked = job_.windows->asked(engine_.world().rank(), step);
-    const std::int64_t tokens = strategies_.all().shape().has_loss() ? job_.outline.tokens_per_rank : 0;
+    const std::int64_t tokens = strategies_.counts_tokens() ? job_.outline.tokens_per_rank : 0;
     strategies_.all().batch_known({.tokens = tokens, .lookups = asked.lookups});
   }
   RankModel model_of(int rank) const {

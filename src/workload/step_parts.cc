@@ -5,6 +5,7 @@
 
 #include "base/identity.h"
 #include "base/statistics.h"
+#include "embedding/ways.h"
 #include "patterns/blocks.h"
 #include "pipeline/pipeline.h"
 #include "state/optimizer.h"
@@ -107,16 +108,35 @@ int place_of(const Outline& outline, const std::string& tensor) {
 
 }  // namespace
 
-Timetable timetable_of(const Outline& outline, const ModelShape& shape, int expert_ranks) {
-  Timetable out;
-  for (int b = 0; b < shape.num_blocks(); ++b) {
-    const OutlineBlock& block = outline.blocks[static_cast<std::size_t>(shape.origin_of(b))];
-    out.push_back({{.forward_seconds = block.forward_seconds, .backward_seconds = block.backward_seconds}});
+namespace {
+
+// Of the parts that are not experts': the products, where they are cut, else the one part of the block.
+std::vector<PartTimes> own_times(const OutlineBlock& block, const BlockShape& shape, int tensor_ranks) {
+  std::vector<PartTimes> out(shape.parts.size());
+  std::size_t products = 0;
+  for (std::size_t p = 0; p < out.size(); ++p) {
+    if (shape.parts[p].role != PartRole::product) continue;
+    const double share = block.cuts[products++] / tensor_ranks;
+    out[p].forward_seconds = share * block.forward_seconds;
+    out[p].backward_seconds = share * block.backward_seconds;
   }
+  if (products > 0) return out;
+  out.front().forward_seconds = block.forward_seconds;
+  out.front().backward_seconds = block.backward_seconds;
+  return out;
+}
+
+}  // namespace
+
+Timetable timetable_of(const Outline& outline, const ModelShape& shape, const Ranks& ranks) {
+  Timetable out;
+  for (int b = 0; b < shape.num_blocks(); ++b)
+    out.push_back(own_times(outline.blocks[static_cast<std::size_t>(shape.origin_of(b))],
+                            shape.blocks[static_cast<std::size_t>(b)], ranks.tensor));
   for (const ExpertShape& layer : shape.experts)
     add_experts(out[static_cast<std::size_t>(layer.block)], layer,
                 *std::ranges::find(outline.experts, layer.name, &OutlineExperts::name),
-                layer.experts / expert_ranks);
+                layer.experts / ranks.experts);
   for (std::size_t i = 0; i < shape.parameters.size(); ++i) {
     const Piece behind = shape.ready_after(static_cast<int>(i), 1);
     const OutlineTensor& tensor =
@@ -134,8 +154,9 @@ Timetable timetable_of(const Outline& outline, const ModelShape& shape, int expe
 RankModel rank_model(const Outline& outline, const EmulationOptions& options, const ExpertLayout& layout,
                      int rank) {
   RankModel out;
-  out.shape = stage_shape(shape_of(outline, layout), stage_of(options, rank));
-  out.times = timetable_of(outline, out.shape, layout.ranks);
+  const TensorOptions share = tensor_of(options, rank);
+  out.shape = stage_shape(shape_of(outline, layout, share), stage_of(options, rank));
+  out.times = timetable_of(outline, out.shape, {.experts = layout.ranks, .tensor = share.ranks});
   for (const ParameterShape& p : out.shape.parameters) out.tensors.push_back(place_of(outline, p.name));
   return out;
 }
@@ -147,19 +168,39 @@ StageOptions stage_of(const EmulationOptions& options, int rank) {
   return out;
 }
 
+TensorOptions tensor_of(const EmulationOptions& options, int rank) {
+  const TableWays ways(options.tables.way);
+  return {.ranks = options.mesh.tp,
+          .rank = options.mesh.coordinates(rank).tp,
+          .tables = !ways.any(TableWay::Kind::hybrid)};
+}
+
 PassedValues::PassedValues(const Outline& outline, const EmulationOptions& options, JobStrategies& job)
     : job_(job) {
-  if (job.pipeline() == nullptr) return;
   const Blocks cuts(options.micro_batches, outline.tokens_per_rank);
   for (int m = 0; m < options.micro_batches; ++m) tokens_.push_back(cuts.count(m));
-  values_.assign(static_cast<std::size_t>(tokens_.front() * job.pipeline()->width()), 1);
+  if (job.pipeline() != nullptr)
+    values_.assign(static_cast<std::size_t>(tokens_.front() * job.pipeline()->width()), 1);
+  if (job.tensor_sums() == nullptr) return;
+  std::int64_t most = 0;
+  for (const SumShape& sum : job.tensor_sums()->sums()) most = std::max(most, sum.values);
+  shares_.assign(static_cast<std::size_t>(tokens_.front() * most), 0);
 }
 
 void PassedValues::begin() {
   if (job_.pipeline() != nullptr) job_.pipeline()->set_tokens(tokens_);
+  if (job_.tensor_sums() != nullptr) job_.tensor_sums()->set_tokens(tokens_);
+}
+
+const SumShape* PassedValues::sum_of(const std::string& activation) const {
+  if (job_.tensor_sums() == nullptr) return nullptr;
+  const std::vector<SumShape>& sums = job_.tensor_sums()->sums();
+  const auto found = std::ranges::find(sums, activation, &SumShape::activation);
+  return found == sums.end() ? nullptr : &*found;
 }
 
 bool PassedValues::has(const std::string& activation) const {
+  if (sum_of(activation) != nullptr) return true;
   return job_.pipeline() != nullptr &&
          std::ranges::any_of(job_.pipeline()->chunks(), [&](const ChunkShape& chunk) {
            return chunk.arrives == activation || chunk.leaves == activation;
@@ -168,13 +209,17 @@ bool PassedValues::has(const std::string& activation) const {
 
 Dense PassedValues::tensor(const TensorName& name) {
   const std::int64_t tokens = tokens_.at(static_cast<std::size_t>(name.micro_batch));
+  if (const SumShape* const sum = sum_of(name.name))
+    return Dense(std::span(shares_).first(static_cast<std::size_t>(tokens * sum->values)));
   return Dense(std::span(values_).first(static_cast<std::size_t>(tokens * job_.pipeline()->width())));
 }
 
-Outline of_one_micro_batch(Outline outline, int micro_batches) {
+Outline of_one_micro_batch(Outline outline, const EmulationOptions& options) {
+  const int micro_batches = options.micro_batches;
   for (OutlineBlock& block : outline.blocks) {
     block.forward_seconds /= micro_batches;
     block.backward_seconds /= micro_batches;
+    block.update_seconds /= options.mesh.tp;
   }
   for (OutlineExperts& e : outline.experts) {
     for (double* seconds : {&e.gate_forward_seconds, &e.gate_backward_seconds, &e.shared_forward_seconds,

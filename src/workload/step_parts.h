@@ -68,8 +68,12 @@ struct PartTimes {
 };
 // Of each block and part of a shape.
 using Timetable = std::vector<std::vector<PartTimes>>;
-// Of shape_of(outline), or a stage of it, with experts of a layer on so many ranks.
-Timetable timetable_of(const Outline& outline, const ModelShape& shape, int expert_ranks);
+// Of shape_of(outline), or a stage of it.
+struct Ranks {
+  int experts = 1;  // that those of a layer are dealt to
+  int tensor = 1;   // that cut its products
+};
+Timetable timetable_of(const Outline& outline, const ModelShape& shape, const Ranks& ranks = {});
 
 // What a rank has of the outline's model: all of it, or its stage.
 struct RankModel {
@@ -80,7 +84,11 @@ struct RankModel {
 RankModel rank_model(const Outline& outline, const EmulationOptions& options, const ExpertLayout& layout,
                      int rank);
 
-// Activations and gradients that pass between stages, as so many numbers that mean nothing. Thread: one at a time.
+// The share of a tensor-parallel rank.
+TensorOptions tensor_of(const EmulationOptions& options, int rank);
+
+// Activations and gradients that pass between stages, and shares of them that tensor-parallel ranks add up, as so
+// many numbers that mean nothing. Thread: one at a time.
 class PassedValues final : public TensorSource {
  public:
   PassedValues(const Outline& outline, const EmulationOptions& options, JobStrategies& job);
@@ -89,13 +97,16 @@ class PassedValues final : public TensorSource {
   Dense tensor(const TensorName& name) override;
 
  private:
+  const SumShape* sum_of(const std::string& activation) const;  // null: it is none
+
   JobStrategies& job_;
   std::vector<std::int64_t> tokens_;  // of each micro-batch
-  std::vector<float> values_;
+  std::vector<float> values_;         // that pass on
+  std::vector<float> shares_;         // that are added up, one sum at a time
 };
 
-// The outline with the forward and backward seconds of one micro-batch of so many.
-Outline of_one_micro_batch(Outline outline, int micro_batches);
+// The outline with the forward and backward seconds of one micro-batch of so many, and updates of a rank's share.
+Outline of_one_micro_batch(Outline outline, const EmulationOptions& options);
 
 // With what tables take in addition that every rank has all of.
 Outline with_dense_tables(Outline outline, const TablesOptions& tables);

@@ -72,13 +72,17 @@ ModelOptions model_sizes(const TrainOptions& o, const DataSource& source) {
 }
 
 Mesh mesh_of(const ModelOptions& sizes, int ranks) {
-  return {.dp = ranks / sizes.stage.stages, .pp = sizes.stage.stages, .ep = sizes.experts.ranks};
+  return {.dp = ranks / sizes.stage.stages / sizes.tensor.ranks,
+          .pp = sizes.stage.stages,
+          .tp = sizes.tensor.ranks,
+          .ep = sizes.experts.ranks};
 }
 
 ModelOptions with_rank(ModelOptions sizes, int rank, int ranks) {
   const Coordinates at = mesh_of(sizes, ranks).coordinates(rank);
   sizes.experts.rank = at.ep;
   sizes.stage.stage = at.pp;
+  sizes.tensor.rank = at.tp;
   return sizes;
 }
 
@@ -142,12 +146,31 @@ void check_with_stages(const TrainOptions& o, int ranks) {
     throw UsageError("expert-packing auto" + and_not + "experts stay where the mesh has them");
 }
 
+void check_with_tensor_ranks(const TrainOptions& o, int ranks) {
+  const TensorOptions& tensor = o.sizes.tensor;
+  if (tensor.is_whole()) return;
+  const int others = o.sizes.stage.stages * tensor.ranks;
+  if (ranks > 0 && ranks % others != 0)
+    throw UsageError("mesh: " + std::to_string(others) +
+                     " ranks of stages and tensor-parallel ranks do not divide " + std::to_string(ranks) +
+                     " ranks");
+  const std::string and_not = " does not go with tensor-parallel ranks: ";
+  if (o.clip_local && o.clip_norm > 0)
+    throw UsageError("clip-local" + and_not + "a rank's norm would depend on its share of the matrices");
+  if (o.scheme.momentum_correction > 0)
+    throw UsageError("momentum-correction" + and_not + "what all of them have is summed dense, without it");
+  if (o.find_unused) throw UsageError("find-unused" + and_not + "each would have steps of its own");
+  if (is_auto_packing(o.sizes.experts.packing))
+    throw UsageError("expert-packing auto" + and_not + "experts stay where the mesh has them");
+}
+
 }  // namespace
 
 void check_train(const TrainOptions& o, int ranks) {
   check_model(o.model, o.sizes);
   check_with_stages(o, ranks);
-  const int data_ranks = ranks / o.sizes.stage.stages;
+  check_with_tensor_ranks(o, ranks);
+  const int data_ranks = ranks / o.sizes.stage.stages / o.sizes.tensor.ranks;
   if (ranks > 0 && data_ranks % o.sizes.experts.ranks != 0)
     throw UsageError("mesh: " + std::to_string(o.sizes.experts.ranks) +
                      " ranks that share the experts do not divide " + std::to_string(data_ranks) + " ranks");
@@ -228,6 +251,7 @@ std::uint64_t hash_of(const TrainOptions& o) {
   const ExpertOptions& e = o.sizes.experts;
   if (o.sizes.untied) add(1);
   if (!o.sizes.stage.is_whole()) add(static_cast<std::uint64_t>(o.sizes.stage.stages));
+  if (!o.sizes.tensor.is_whole()) add(static_cast<std::uint64_t>(o.sizes.tensor.ranks));
   for (const int value : {e.count, e.choices, e.every, e.shared, e.slices, e.ranks})
     add(static_cast<std::uint64_t>(value));
   for (const double value :

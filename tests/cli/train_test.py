@@ -84,7 +84,28 @@ class RunTest(TrainTest):
         summary = json.loads((self.folder / "launched" / "summary.json").read_text())
         self.assertEqual(summary["payload_bytes_per_step"], summary["formula_bytes_per_step"], done.stderr)
         self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--clip-norm", "1", "--clip-local", says="clip-local does not go with stages")
-        self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,tp=2", says="models are trained along dp, pp and ep")
+
+    def test_tensor_parallel_ranks_train_and_go_on_elsewhere(self) -> None:
+        tiny = (*TINY, "--layers", "4", "--heads", "4", "--scheme", "dense", "--steps", "6", "--accumulate", "2")
+        self.ok(self.train(*tiny, "--ranks", "1", "--out", "one"))
+        losses = self.losses("one")
+        for name, ranks, mesh in (("cut", "2", "tp=2"), ("all", "8", "dp=2,pp=2,tp=2")):
+            self.ok(self.train(*tiny, "--ranks", ranks, "--mesh", mesh, "--out", name, "--checkpoint-every", "3"))
+            for a, b in zip(self.losses(name), losses):
+                self.assertAlmostEqual(a, b, delta=2e-4, msg=name)
+        # From eight ranks of three axes to two along dp.
+        self.ok(self.train("--resume", "all", "--ranks", "2", "--mesh", "dp=2", "--steps", "8"))
+        self.assertEqual(len(self.losses("all")), 8)
+        # By processes, with stages and factors; bytes are the formula's.
+        done = self.ok(self.run_command(WEFT, "launch", "-n", "4", "--", WEFT, "train", *tiny, "--mesh", "pp=2,tp=2", "--backward-rank", "2",
+                                        "--out", "launched"))
+        summary = json.loads((self.folder / "launched" / "summary.json").read_text())
+        self.assertEqual(summary["payload_bytes_per_step"], summary["formula_bytes_per_step"], done.stderr)
+        self.refused(*tiny, "--ranks", "8", "--mesh", "tp=8", says="heads must be a multiple of the 8 tensor-parallel ranks, not 4")
+        self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,tp=3", says="is not the number of ranks, 4")
+        self.refused(*tiny, "--ranks", "2", "--mesh", "tp=2", "--clip-norm", "1", "--clip-local",
+                     says="clip-local does not go with tensor-parallel ranks")
+        self.refused("--model", "lm", "--preset", "tiny", "--ranks", "2", "--mesh", "tp=2", says="tensor parallelism is of gpt, gpt-moe and bert")
 
     def test_help_is_that_of_the_whole_verb(self) -> None:
         done = self.ok(self.train("--help"))
@@ -219,7 +240,7 @@ class RunTest(TrainTest):
         for arguments, says in ((("--mesh", "ep=3"), "ep=3 does not divide"), (("--mesh", "ep=4", "--experts", "6"), "cannot be dealt"),
                                 (("--expert-choices", "3"), "1 or 2"), (("--experts", "1"), "cannot choose 2 of 1"),
                                 (("--expert-capacity", "-1"), "expert-capacity"), (("--expert-slices", "0"), "expert-slices"),
-                                (("--expert-policy", "lena"), "lina"), (("--mesh", "tp=2"), "along dp, pp and ep"),
+                                (("--expert-policy", "lena"), "lina"), (("--mesh", "tp=4"), "heads must be a multiple of the 4"),
                                 (("--expert-policy", "plain", "--expert-slices", "2"), "one slice"),
                                 (("--mesh", "ep=4", "--expert-packing", "3"), "does not divide the 4 ranks"),
                                 (("--mesh", "ep=2", "--expert-packing", "4"), "more than the 2 ranks"),

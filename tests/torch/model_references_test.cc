@@ -30,8 +30,11 @@ class Plain {
            at(name + ".bias");
   }
   torch::Tensor self(const torch::Tensor& x, const std::string& name, bool causal) const {
-    const std::vector<torch::Tensor> qkv = linear(norm(x, name + ".norm"), name + ".qkv").chunk(3, 2);
-    return x + linear(attention(qkv[0], qkv[1], qkv[2], causal), name + ".projection");
+    // Head by head: query, key, value.
+    const torch::Tensor all =
+        linear(norm(x, name + ".norm"), name + ".heads").unflatten(2, {o_.heads, 3, o_.width / o_.heads});
+    const auto part = [&](int which) { return all.select(3, which).flatten(2); };
+    return x + linear(attention(part(0), part(1), part(2), causal), name + ".projection");
   }
   torch::Tensor cross(const torch::Tensor& x, const torch::Tensor& seen, const std::string& name) const {
     const torch::Tensor query = linear(norm(x, name + ".norm"), name + ".query");

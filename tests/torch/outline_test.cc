@@ -151,7 +151,7 @@ TEST(MeasuredOutline, TellsWhenGradientsAreReady) {
     return found->ready;
   };
   EXPECT_LT(ready("layer.0.mlp.down.weight"), ready("layer.0.mlp.up.weight"));
-  EXPECT_LT(ready("layer.0.mlp.up.weight"), ready("layer.0.attention.qkv.weight"));
+  EXPECT_LT(ready("layer.0.mlp.up.weight"), ready("layer.0.attention.heads.weight"));
   EXPECT_GT(ready("layer.0.mlp.down.weight"), 0);
   EXPECT_GT(ready("embedding.token.weight"), 0.3);
 }

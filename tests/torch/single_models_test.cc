@@ -43,10 +43,10 @@ TEST(Gpt, TiedGradientIsTheSumOfBothUses) {
   };
   torch::Tensor x = table.index_select(0, batch.tokens.flatten()).view({3, 10, 32}) +
                     p["embedding.position.weight"].slice(0, 0, 10);
-  const torch::Tensor qkv = linear(norm(x, "layer.0.attention.norm"), "layer.0.attention.qkv");
+  const torch::Tensor qkv = linear(norm(x, "layer.0.attention.norm"), "layer.0.attention.heads");
   std::vector<torch::Tensor> outs;
   for (int h = 0; h < 2; ++h) {
-    const auto piece = [&](int which) { return qkv.slice(2, which * 32 + h * 16, which * 32 + h * 16 + 16); };
+    const auto piece = [&](int which) { return qkv.slice(2, h * 48 + which * 16, h * 48 + which * 16 + 16); };
     const torch::Tensor mask = torch::ones({10, 10}, torch::kFloat64).triu(1) * -1e30;
     const torch::Tensor scores = piece(0).matmul(piece(1).transpose(1, 2)) / 4 + mask;
     outs.push_back(scores.softmax(-1).matmul(piece(2)));
@@ -123,7 +123,7 @@ TEST(DefaultModels, WeightsHaveTheirDistribution) {
   };
   const std::unique_ptr<Model> gpt = make_model("gpt", model_options("gpt"));
   for (const Parameter& p : gpt->parameters()) {
-    if (p.name.ends_with("qkv.weight") || p.name.ends_with("token.weight")) check(p.tensor, 0.02);
+    if (p.name.ends_with("heads.weight") || p.name.ends_with("token.weight")) check(p.tensor, 0.02);
     if (p.name.ends_with("projection.weight") || p.name.ends_with("down.weight")) {
       check(p.tensor, 0.02 / std::sqrt(12.0));
     }

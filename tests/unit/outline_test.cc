@@ -100,7 +100,7 @@ TEST(Outline, SecondsAndParameters) {
 }
 
 TEST(Outline, BackwardHandsGradientsOverAsTheyBecomeReady) {
-  const Timetable events = timetable_of(sample(), shape_of(sample()), 1);
+  const Timetable events = timetable_of(sample(), shape_of(sample()));
   ASSERT_EQ(events.size(), 2u);
   ASSERT_EQ(events[1][0].gradients.size(), 2u);
   EXPECT_EQ(events[1][0].gradients[0].tensor, 2);  // after a quarter of 4 seconds
@@ -113,7 +113,7 @@ TEST(Outline, BackwardHandsGradientsOverAsTheyBecomeReady) {
   EXPECT_EQ(events[0][0].rest_seconds, 0);
   Outline together = sample();
   together.tensors[1].ready = together.tensors[2].ready = 1;
-  EXPECT_EQ(timetable_of(together, shape_of(together), 1)[1][0].gradients[0].tensor,
+  EXPECT_EQ(timetable_of(together, shape_of(together))[1][0].gradients[0].tensor,
             2);  // used last: there first
 }
 
@@ -131,7 +131,7 @@ TEST(Outline, ExpertsAreTimedByTheirParts) {
   ASSERT_EQ(made.experts.size(), 1u);
   const ExpertShape& layer = made.experts[0];
   const auto block = static_cast<std::size_t>(layer.block);
-  const Timetable times = timetable_of(outline, made, layout.ranks);
+  const Timetable times = timetable_of(outline, made, {.experts = layout.ranks});
   ASSERT_EQ(times[block].size(), made.blocks[block].parts.size());
   const auto at = [&](int part) -> const PartTimes& { return times[block][static_cast<std::size_t>(part)]; };
   const double d = 32;

@@ -32,7 +32,7 @@ PUBLIC = {
     "collectives": ["collective.h", "sparse.h"],
     "engine": ["engine.h", "trace.h"],
     "state": ["train/optimizer_options.h"],
-    "step": ["train/shape.h", "train/stage_options.h"],
+    "step": ["train/shape.h", "train/stage_options.h", "train/tensor_options.h"],
     "data_parallel": ["train/scheme_options.h"],
     "embedding": ["train/tables_options.h"],
     "experts": ["train/expert_options.h"],

@@ -11,7 +11,6 @@
 
 #include <cmath>
 
-#include "step/stage.h"
 #include "weft_torch/models/layers.h"
 #include "weft_torch/models/ops.h"
 #include "weft_torch/models/weight_queue.h"
@@ -23,8 +22,7 @@ namespace {
 
 class Bert final : public LayeredModel {
  public:
-  explicit Bert(const ModelOptions& o)
-      : LayeredModel(stage_shape(model_shape("bert", o), o.stage), o, batch_kind_of("bert")) {
+  explicit Bert(const ModelOptions& o) : LayeredModel(rank_shape("bert", o), o, batch_kind_of("bert")) {
     const double residual = kDeviation / std::sqrt(2.0 * o.layers);
     add_normal(kTokens, {o.vocabulary, o.width}, kDeviation);
     positions_ = add_normal("embedding.position.weight", {o.context, o.width}, kDeviation);
@@ -46,16 +44,15 @@ class Bert final : public LayeredModel {
   std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
                                      const Batch& batch, const StepContext& context) const override {
     const int origin = shape().origin_of(block);
-    if (origin == 0) {
-      const torch::Tensor positions = positions_.slice(0, 0, batch.tokens.size(1));
-      return {dropped(look_up(tokens_at_, batch.tokens, context) + positions, {0, batch, context})};
-    }
-    const torch::Tensor& x = taken.front();
+    if (origin == 0) return {embed(tokens_at_, positions_, role_of(block, part), taken, {0, batch, context})};
     const auto layer = static_cast<std::size_t>(origin - 1);
     if (layer < mlp_.size()) {
-      if (part == 0) return {attend(attention_[layer], x, /*causal=*/false, {2 * layer + 1, batch, context})};
-      return {feed_forward(mlp_[layer], x, {2 * layer + 2, batch, context})};
+      const PartRole role = role_of(block, part);
+      if (origin_of_part(block, part) == 0)
+        return {attend(attention_[layer], role, taken, /*causal=*/false, {2 * layer + 1, batch, context})};
+      return {feed_forward(mlp_[layer], role, taken, {2 * layer + 2, batch, context})};
     }
+    const torch::Tensor& x = taken.front();
     // [sequences, places, 2]
     const torch::Tensor ends = linear(span_norm_.norm(x), span_, {}, context.weights);
     const torch::Tensor logits = ends.transpose(1, 2).flatten(0, 1);

@@ -14,7 +14,6 @@
 
 #include <cmath>
 
-#include "step/stage.h"
 #include "weft_torch/models/experts.h"
 #include "weft_torch/models/layers.h"
 #include "weft_torch/models/ops.h"
@@ -28,7 +27,7 @@ namespace {
 class Gpt final : public LayeredModel {
  public:
   Gpt(std::string_view model, const ModelOptions& o)
-      : LayeredModel(stage_shape(model_shape(model, o), o.stage), o, batch_kind_of(model)) {
+      : LayeredModel(rank_shape(model, o), o, batch_kind_of(model)) {
     const double residual = kDeviation / std::sqrt(2.0 * o.layers);
     head_ = add_normal(kTokens, {o.vocabulary, o.width}, kDeviation);
     tokens_at_ = place_of(kTokens);
@@ -52,23 +51,34 @@ class Gpt final : public LayeredModel {
   std::vector<torch::Tensor> forward(int block, int part, std::span<const torch::Tensor> taken,
                                      const Batch& batch, const StepContext& context) const override {
     const int origin = shape().origin_of(block);
-    if (origin == 0) {
-      const torch::Tensor positions = positions_.slice(0, 0, batch.tokens.size(1));
-      return {dropped(look_up(tokens_at_, batch.tokens, context) + positions, {0, batch, context})};
-    }
-    const torch::Tensor& x = taken.front();
+    const PartRole role = role_of(block, part);
+    if (origin == 0) return {embed(tokens_at_, positions_, role, taken, {0, batch, context})};
     const auto layer = static_cast<std::size_t>(origin - 1);
     if (layer < mlp_.size()) {
-      if (part == 0) return {attend(attention_[layer], x, /*causal=*/true, {2 * layer + 1, batch, context})};
+      if (origin_of_part(block, part) == 0)
+        return {attend(attention_[layer], role, taken, /*causal=*/true, {2 * layer + 1, batch, context})};
       const Place place{2 * layer + 2, batch, context};
       if (experts_of(block) != nullptr) return pass(experts_[layer], part, taken, place);
-      return {feed_forward(mlp_[layer], x, place)};
+      return {feed_forward(mlp_[layer], role, taken, place)};
     }
-    const torch::Tensor logits = linear(head_norm_.norm(x).flatten(0, 1), head_, {}, context.weights);
-    return {cross_entropy_sum(logits, batch.targets.flatten())};
+    return {head(role, taken, batch, context)};
   }
 
  private:
+  torch::Tensor head(PartRole role, std::span<const torch::Tensor> taken, const Batch& batch,
+                     const StepContext& context) const {
+    const torch::Tensor targets = batch.targets.flatten();
+    if (role == PartRole::behind) return scores_loss(taken[1], targets);
+    const torch::Tensor h = role == PartRole::product ? taken[0] : head_norm_.norm(taken[0]);
+    if (role == PartRole::before) return h;
+    const torch::Tensor logits = linear(h.flatten(0, 1), head_, {}, context.weights);
+    if (role == PartRole::whole) return cross_entropy_sum(logits, targets);
+    const TensorOptions& tensor = options().tensor;
+    const std::string name = options().untied ? "head.weight" : kTokens;
+    const std::int64_t first = shape().parameters[static_cast<std::size_t>(place_of(name))].cut_first;
+    return class_scores(logits, targets - first, tensor.ranks, tensor.rank);
+  }
+
   static constexpr const char* kTokens = "embedding.token.weight";
 
   torch::Tensor head_, positions_;  // head_: the table of tokens, where it is tied

@@ -16,11 +16,11 @@ namespace {
 
 constexpr double kNormEpsilon = 1e-5;
 
-// [sequences, length, parts of all heads] as `parts` tensors [sequences, heads, length, width of a head].
+// [sequences, length, heads of all], each of `parts`, as so many tensors [sequences, heads, length, width of a head].
 std::vector<torch::Tensor> heads_of(const torch::Tensor& x, std::int64_t parts, std::int64_t heads) {
-  const torch::Tensor cut = x.view({x.size(0), x.size(1), parts, heads, x.size(2) / parts / heads});
+  const torch::Tensor cut = x.view({x.size(0), x.size(1), heads, parts, x.size(2) / parts / heads});
   std::vector<torch::Tensor> out;
-  for (std::int64_t i = 0; i < parts; ++i) out.push_back(cut.select(2, i).transpose(1, 2));
+  for (std::int64_t i = 0; i < parts; ++i) out.push_back(cut.select(3, i).transpose(1, 2));
   return out;
 }
 
@@ -56,7 +56,7 @@ Attention LayeredModel::add_attention(const std::string& name, double residual) 
   const std::int64_t d = options().width;
   Attention out;
   out.norm = add_norm(name + ".norm");
-  out.qkv = add_linear(name + ".qkv", d, 3 * d, kDeviation);
+  out.heads = add_linear(name + ".heads", d, 3 * d, kDeviation);
   out.projection = add_linear(name + ".projection", d, d, residual);
   return out;
 }
@@ -132,26 +132,48 @@ torch::Tensor LayeredModel::dropped(const torch::Tensor& x, const Place& place) 
   return keyed_dropout(x, where, place.context);
 }
 
-torch::Tensor LayeredModel::attend(const Attention& layer, const torch::Tensor& x, bool causal,
+torch::Tensor LayeredModel::embed(int table, const torch::Tensor& positions, PartRole role,
+                                  std::span<const torch::Tensor> taken, const Place& place) const {
+  const torch::Tensor& ids = place.batch.tokens;
+  if (role == PartRole::product) {
+    const ParameterShape& mine = shape().parameters[static_cast<std::size_t>(table)];
+    const torch::Tensor local = ids - mine.cut_first;
+    const torch::Tensor is_mine = local.ge(0).logical_and(local.lt(mine.rows()));
+    return look_up(table, local.clamp(0, mine.rows() - 1), place.context) * is_mine.unsqueeze(2);
+  }
+  const torch::Tensor rows = role == PartRole::behind ? taken.back() : look_up(table, ids, place.context);
+  return dropped(rows + positions.slice(0, 0, ids.size(1)), place);
+}
+
+torch::Tensor LayeredModel::attend(const Attention& layer, PartRole role,
+                                   std::span<const torch::Tensor> taken, bool causal,
                                    const Place& place) const {
-  const std::vector<torch::Tensor> qkv =
-      heads_of(layer.qkv(layer.norm.norm(x), place.context), 3, options().heads);
-  const torch::Tensor out =
-      at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, causal);
-  return x + dropped(layer.projection(out.transpose(1, 2).reshape(x.sizes()), place.context), place);
+  const auto product = [&](const torch::Tensor& h, const torch::Tensor& bias) {
+    const std::vector<torch::Tensor> qkv =
+        heads_of(layer.heads(h, place.context), 3, options().heads / options().tensor.ranks);
+    const torch::Tensor out =
+        at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, causal);
+    return linear(out.transpose(1, 2).flatten(2), layer.projection.weight, bias, place.context.weights);
+  };
+  return residual(role, taken, layer.norm, layer.projection.bias, place, product);
 }
 
 torch::Tensor LayeredModel::attend(const CrossAttention& layer, const torch::Tensor& x,
                                    const torch::Tensor& seen, const Place& place) const {
   const std::vector<torch::Tensor> query = heads_of(layer.query(layer.norm.norm(x)), 1, options().heads);
-  const std::vector<torch::Tensor> kv = heads_of(layer.kv(seen), 2, options().heads);
-  const torch::Tensor out = at::scaled_dot_product_attention(query[0], kv[0], kv[1]);
+  const std::vector<torch::Tensor> kv = layer.kv(seen).chunk(2, 2);
+  const torch::Tensor out = at::scaled_dot_product_attention(query[0], heads_of(kv[0], 1, options().heads)[0],
+                                                             heads_of(kv[1], 1, options().heads)[0]);
   return x + dropped(layer.projection(out.transpose(1, 2).reshape(x.sizes())), place);
 }
 
-torch::Tensor LayeredModel::feed_forward(const Mlp& layer, const torch::Tensor& x, const Place& place) const {
-  const torch::Tensor inner = torch::gelu(layer.up(layer.norm.norm(x), place.context), "tanh");
-  return x + dropped(layer.down(inner, place.context), place);
+torch::Tensor LayeredModel::feed_forward(const Mlp& layer, PartRole role,
+                                         std::span<const torch::Tensor> taken, const Place& place) const {
+  const auto product = [&](const torch::Tensor& h, const torch::Tensor& bias) {
+    return linear(torch::gelu(layer.up(h, place.context), "tanh"), layer.down.weight, bias,
+                  place.context.weights);
+  };
+  return residual(role, taken, layer.norm, layer.down.bias, place, product);
 }
 
 }  // namespace weft

@@ -19,8 +19,9 @@ struct Affine {
   torch::Tensor norm(const torch::Tensor& x) const;
 };
 
+// Rows of `heads` are head by head: of each its query, its key, its value.
 struct Attention {
-  Affine norm, qkv, projection;
+  Affine norm, heads, projection;
 };
 struct CrossAttention {
   Affine norm, query, kv, projection;
@@ -56,16 +57,48 @@ class LayeredModel : public Model {
   const ExpertShape* experts_of(int block) const;  // null: it has none
 
   torch::Tensor dropped(const torch::Tensor& x, const Place& place) const;
+  // Rows of a table and of their places.
+  torch::Tensor embed(int table, const torch::Tensor& positions, PartRole role,
+                      std::span<const torch::Tensor> taken, const Place& place) const;
   // Causal: a token sees itself and what came before it, else all of its sequence. Probabilities have no
   // dropout: torch's would draw from the process's generator.
-  torch::Tensor attend(const Attention& layer, const torch::Tensor& x, bool causal, const Place& place) const;
+  torch::Tensor attend(const Attention& layer, PartRole role, std::span<const torch::Tensor> taken,
+                       bool causal, const Place& place) const;
   // Queries of x, keys and values of `seen`, which is not normed here.
   torch::Tensor attend(const CrossAttention& layer, const torch::Tensor& x, const torch::Tensor& seen,
                        const Place& place) const;
-  torch::Tensor feed_forward(const Mlp& layer, const torch::Tensor& x, const Place& place) const;
+  torch::Tensor feed_forward(const Mlp& layer, PartRole role, std::span<const torch::Tensor> taken,
+                             const Place& place) const;
+  PartRole role_of(int block, int part) const { return part_of(block, part).role; }
+  // Its number in the block of the whole model.
+  int origin_of_part(int block, int part) const {
+    const int origin = part_of(block, part).origin;
+    return origin < 0 ? part : origin;
+  }
   // One part of a layer of experts, by its number in the block.
   std::vector<torch::Tensor> pass(const ExpertLayer& layer, int part, std::span<const torch::Tensor> taken,
                                   const Place& place) const;
+
+ private:
+  const PartShape& part_of(int block, int part) const {
+    return shape().blocks[static_cast<std::size_t>(block)].parts[static_cast<std::size_t>(part)];
+  }
+  // x + dropout(product(norm(x)) + bias), or what is left of it in a part that was cut.
+  template <class Product>
+  torch::Tensor residual(PartRole role, std::span<const torch::Tensor> taken, const Affine& norm,
+                         const torch::Tensor& bias, const Place& place, const Product& product) const {
+    switch (role) {
+      case PartRole::before:
+        return norm.norm(taken[0]);
+      case PartRole::product:
+        return product(taken[0], torch::Tensor());
+      case PartRole::behind:
+        return taken[0] + dropped(taken[1] + bias, place);
+      case PartRole::whole:
+        break;
+    }
+    return taken[0] + dropped(product(norm.norm(taken[0]), bias), place);
+  }
 };
 
 }  // namespace weft

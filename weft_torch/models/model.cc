@@ -57,6 +57,28 @@ Model::Model(ModelShape shape, const ModelOptions& options, BatchKind kind)
   parameters_.resize(shape_.parameters.size());
 }
 
+namespace {
+
+// With the values that a rank's part has in the whole.
+void fill(const torch::Tensor& tensor, const ParameterShape* shape, const InitialValues& initial) {
+  const std::span<float> all(tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel()));
+  if (shape == nullptr || shape->cut_of == 0) {
+    // Of experts: from this rank's first one's first element on.
+    const std::int64_t first =
+        shape == nullptr || shape->first == 0 ? 0 : shape->first * (shape->count() / shape->dims.front());
+    return initial(first, all);
+  }
+  std::int64_t inner = 1;
+  for (std::size_t d = static_cast<std::size_t>(shape->cut) + 1; d < shape->dims.size(); ++d)
+    inner *= shape->dims[d];
+  const std::int64_t run = shape->dims[static_cast<std::size_t>(shape->cut)] * inner;
+  for (std::int64_t at = 0, outer = 0; at < tensor.numel(); at += run, ++outer)
+    initial((outer * shape->cut_of + shape->cut_first) * inner,
+            all.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(run)));
+}
+
+}  // namespace
+
 torch::Tensor Model::add(Parameter parameter) {
   const int at = place_of(parameter.name);
   const bool is_next = at >= 0 && (at == 0 || parameters_[static_cast<std::size_t>(at - 1)].tensor.defined());
@@ -78,10 +100,13 @@ torch::Tensor Model::add(const std::string& name, torch::IntArrayRef sizes, Init
   const ParameterShape* const shape =
       place < 0 ? nullptr : &shape_.parameters[static_cast<std::size_t>(place)];
   if (shape != nullptr && shape->table && options_.tables_elsewhere) made.front() = 0;
+  if (shape != nullptr && shape->cut_of > 0) {
+    if (shape->whole_dims() != made)
+      throw UsageError("model " + this->name() + ": '" + name + "' is not what its shape has cut");
+    made = shape->dims;
+  }
   torch::Tensor tensor = torch::empty(made, torch::kFloat32);
-  std::int64_t first = 0;  // of experts: this rank's first one's first element
-  if (shape != nullptr && shape->first > 0) first = shape->first * (shape->count() / made.front());
-  initial(first, {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())});
+  fill(tensor, shape, initial);
   return add({.name = name, .tensor = tensor.set_requires_grad(true), .initial = std::move(initial)});
 }
 
@@ -165,7 +190,7 @@ void Model::lay_out_experts(int ranks, int rank) {
   options.experts.ranks = ranks;
   options.experts.rank = rank;
   check_model(name(), options);
-  ModelShape shape = stage_shape(model_shape(name(), options), options.stage);
+  ModelShape shape = rank_shape(name(), options);
   const torch::NoGradGuard guard;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (shape.parameters[i] == shape_.parameters[i]) continue;

@@ -86,4 +86,17 @@ torch::Tensor cross_entropy_sum(const torch::Tensor& logits, const torch::Tensor
   return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum, kNotCounted);
 }
 
+torch::Tensor class_scores(const torch::Tensor& logits, const torch::Tensor& targets, int ranks, int rank) {
+  const std::int64_t classes = logits.size(1);
+  const torch::Tensor is_mine = targets.ge(0).logical_and(targets.lt(classes));
+  const torch::Tensor picked = logits.gather(1, targets.clamp(0, classes - 1).unsqueeze(1)).squeeze(1);
+  const torch::Tensor mine = torch::stack({torch::logsumexp(logits, 1), picked * is_mine});
+  return torch::constant_pad_nd(mine.unsqueeze(0), {0, 0, 0, 0, rank, ranks - 1 - rank});
+}
+
+torch::Tensor scores_loss(const torch::Tensor& scores, const torch::Tensor& targets) {
+  const torch::Tensor losses = torch::logsumexp(scores.select(1, 0), 0) - scores.select(1, 1).sum(0);
+  return (losses * targets.ne(kNotCounted)).sum();
+}
+
 }  // namespace weft

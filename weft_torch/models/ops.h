@@ -45,4 +45,10 @@ torch::Tensor lstm_layer(const torch::Tensor& x, const std::vector<torch::Tensor
 // The sum of the cross entropy over targets that are counted; logits [tokens, vocabulary], targets [tokens].
 torch::Tensor cross_entropy_sum(const torch::Tensor& logits, const torch::Tensor& targets);
 
+// The same where each of several ranks has the logits of some classes (step/tensor.h): what it gives away of them,
+// [ranks, 2, tokens], zeros but for its own place; and the loss from the sum of all. `targets`: among its classes,
+// where they are.
+torch::Tensor class_scores(const torch::Tensor& logits, const torch::Tensor& targets, int ranks, int rank);
+torch::Tensor scores_loss(const torch::Tensor& scores, const torch::Tensor& targets);
+
 }  // namespace weft

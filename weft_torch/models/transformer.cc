@@ -133,20 +133,20 @@ class Transformer final : public LayeredModel {
   // `first`: the place of a layer's first part; its others follow.
   std::vector<torch::Tensor> encode(const Encoder& layer, int part, std::span<const torch::Tensor> taken,
                                     const Place& first) const {
-    if (part == 0) return {attend(layer.attention, taken.front(), /*causal=*/false, first)};
+    if (part == 0) return {attend(layer.attention, PartRole::whole, taken, /*causal=*/false, first)};
     const Place place{first.site + 1, first.batch, first.context};
     if (layer.last.experts) return pass(*layer.last.experts, part, taken, place);
-    if (part == 1) return {feed_forward(layer.last.mlp, taken.front(), place)};
+    if (part == 1) return {feed_forward(layer.last.mlp, PartRole::whole, taken, place)};
     return {encoder_norm_.norm(taken.front())};
   }
   std::vector<torch::Tensor> decode(const Decoder& layer, int part, std::span<const torch::Tensor> taken,
                                     const Place& first) const {
     const Place place{first.site + static_cast<std::size_t>(std::min(part, 2)), first.batch, first.context};
     const torch::Tensor& x = taken.front();
-    if (part == 0) return {attend(layer.attention, x, /*causal=*/true, place)};
+    if (part == 0) return {attend(layer.attention, PartRole::whole, taken, /*causal=*/true, place)};
     if (part == 1) return {attend(layer.cross, x, taken.back(), place)};
     if (layer.last.experts) return pass(*layer.last.experts, part, taken, place);
-    return {feed_forward(layer.last.mlp, x, place)};
+    return {feed_forward(layer.last.mlp, PartRole::whole, taken, place)};
   }
 
   const bool learned_;  // positions

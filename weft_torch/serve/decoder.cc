@@ -25,7 +25,7 @@ Decoder::Decoder(std::shared_ptr<const Model> model) : model_(std::move(model)) 
   positions_ = parameter("embedding.position.weight");
   for (int i = 0; i < o.layers; ++i) {
     const std::string name = "layer." + std::to_string(i);
-    attention_.push_back({affine(name + ".attention.norm"), affine(name + ".attention.qkv"),
+    attention_.push_back({affine(name + ".attention.norm"), affine(name + ".attention.heads"),
                           affine(name + ".attention.projection")});
     const auto& all = model_->shape().experts;
     const auto found = std::ranges::find(all, name + ".experts", &ExpertShape::name);
@@ -69,8 +69,9 @@ void Decoder::add_experts(const ExpertShape& shape) {
 torch::Tensor Decoder::attend(std::size_t layer, const torch::Tensor& x, std::span<const Feed> feeds) const {
   const Attention& attention = attention_[layer];
   const std::int64_t heads = model_->options().heads, width = x.size(1);
-  const torch::Tensor qkv =
-      attention.qkv(attention.norm.norm(x)).view({x.size(0), 3, heads, width / heads}).permute({1, 2, 0, 3});
+  const torch::Tensor qkv = attention.heads(attention.norm.norm(x))
+                                .view({x.size(0), heads, 3, width / heads})
+                                .permute({2, 1, 0, 3});
   std::vector<torch::Tensor> out{torch::empty({0, width}, x.options())};
   std::int64_t at = 0;
   for (const Feed& feed : feeds) {

@@ -108,6 +108,19 @@ void CutModel::arrived(const std::string& name, int micro_batch, const torch::Te
   if (tensor.is_floating_point()) mine.leaf.requires_grad_(true);
 }
 
+void CutModel::take_sum(const std::string& name, int micro_batch) {
+  Activation& mine = activation(name, micro_batch);
+  if (!mine.sent.defined()) return;
+  const bool learns = mine.leaf.requires_grad();
+  mine.leaf = mine.sent.to(mine.leaf.device()).detach();
+  mine.leaf.requires_grad_(learns);
+}
+
+void CutModel::take_gradient_sum(const std::string& name, int micro_batch) {
+  Activation& mine = activation(name, micro_batch);
+  if (mine.sent_gradient.defined()) mine.gradient = mine.sent_gradient.to(mine.leaf.device());
+}
+
 void CutModel::gradient_arrived(const std::string& name, int micro_batch, const torch::Tensor& gradient) {
   activation(name, micro_batch).gradient = gradient;
 }

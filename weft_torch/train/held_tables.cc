@@ -64,7 +64,7 @@ HeldTables::HeldTables(Model& model, JobStrategies& job) : model_(model), job_(j
 void HeldTables::take_over(const Parameter& parameter, Held& held) const {
   const HybridTable& table = *held.table;
   const TableInfo& info = table.info();
-  const int rank = job_.all().world().rank();
+  const int rank = job_.data_ranks().rank();
   const Dense values = held.table->values();
   const bool wide = values.dtype == DType::float64;
   for (std::int64_t first = 0; first < info.rows; first += kChunk) {

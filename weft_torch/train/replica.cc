@@ -25,6 +25,7 @@
 #include "weft_torch/train/snapshot.h"
 #include "weft_torch/train/stage_tensors.h"
 #include "weft_torch/train/staging.h"
+#include "weft_torch/train/sum_tensors.h"
 #include "weft_torch/train/torch_optimizer.h"
 #include "workload/job_strategies.h"
 #include "workload/train_options.h"
@@ -118,6 +119,7 @@ class Replica::Core final : private Driver {
   Task<void> compute(Piece piece) override;
   Task<void> wait(Ticket ticket) override;
   Dense tensor(const TensorName& name) override {
+    if (sums_->has(name.name)) return sums_->tensor(name);
     return stages_->has(name.name) ? stages_->tensor(name) : experts_->tensor(name);
   }
 
@@ -153,6 +155,7 @@ class Replica::Core final : private Driver {
   std::unique_ptr<HeldTables> tables_;
   std::unique_ptr<ExpertRows> experts_;
   std::unique_ptr<StageTensors> stages_;
+  std::unique_ptr<SumTensors> sums_;
   WeightQueue weights_;
   std::unique_ptr<Walker> walker_;
   std::unique_ptr<Optimizer> optimizer_;             // of weft, or
@@ -258,6 +261,7 @@ void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const Model
   tables_ = std::make_unique<HeldTables>(model_, *job_);
   experts_ = std::make_unique<ExpertRows>(model_, *job_, cut_);
   stages_ = std::make_unique<StageTensors>(model_, *job_, cut_);
+  sums_ = std::make_unique<SumTensors>(*job_, cut_);
 }
 
 OptimizerParameter Replica::Core::optimizer_parameter(const Mine& mine) const {
@@ -338,6 +342,7 @@ StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const Step
   cut_.begin(micro_batches, context_);
   experts_->begin(micro_batches);
   stages_->begin(micro_batches);
+  sums_->begin(micro_batches);
   walker_->walk(strategies_->next_table(micro_batches_));
   if (strategies_->result()) outcome_.sent_bytes += job_->table_bytes();
   outcome_.last_loss = strategies_->last_loss();
@@ -346,8 +351,8 @@ StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const Step
 }
 
 void Replica::Core::batch_known(std::span<const Batch> batches, const StepContext& context) {
-  std::int64_t tokens = 0;  // of a pipeline's batch, the last stage's are counted
-  for (const Batch& batch : batches) tokens += model_.shape().has_loss() ? counted(batch) : 0;
+  std::int64_t tokens = 0;  // of a batch that several ranks have, one's are counted
+  for (const Batch& batch : batches) tokens += job_->counts_tokens() ? counted(batch) : 0;
   const std::vector<BatchInfo::Lookup> lookups = tables_->lookups(batches, context);
   strategies_->batch_known({.tokens = tokens, .lookups = lookups});
 }
@@ -431,14 +436,11 @@ void Replica::Core::forward(const Piece& piece) {
   if (!evaluates_) tables_->before_forward(piece);
   experts_->before_forward(piece);
   stages_->before_forward(piece);
+  sums_->before_forward(piece);
   cut_.forward(piece);
   if (evaluates_) return;
-  const std::vector<BlockShape>& blocks = model_.shape().blocks;
-  const bool last = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
-                    static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
-                    piece.micro_batch + 1 == micro_batches_;
-  if (!last) return;
-  strategies_->loss_known(cut_.loss_sum());
+  if (!model_.shape().is_last(piece) || piece.micro_batch + 1 != micro_batches_) return;
+  strategies_->loss_known(job_->counts_tokens() ? cut_.loss_sum() : 0);
   if (!options_.lookahead) return;
   StepContext following = context_;
   ++following.step;
@@ -452,10 +454,7 @@ bool Replica::Core::is_ready_behind(const Mine& mine, const Piece& piece) const 
 
 // The step before is committed by now, and no gradient of this one has gone out yet.
 void Replica::Core::backward(const Piece& piece) {
-  const std::vector<BlockShape>& blocks = model_.shape().blocks;
-  const bool first = static_cast<std::size_t>(piece.block) + 1 == blocks.size() &&
-                     static_cast<std::size_t>(piece.part) + 1 == blocks.back().parts.size() &&
-                     piece.micro_batch == 0;
+  const bool first = model_.shape().is_last(piece) && piece.micro_batch == 0;
   if (first) take_result();
   // Sums over the data-parallel ranks are divided by their number.
   const double tokens = strategies_->tokens();
@@ -463,6 +462,7 @@ void Replica::Core::backward(const Piece& piece) {
   if (first && job_->pipeline() != nullptr) job_->pipeline()->set_scale(scale);
   experts_->before_backward(piece);
   stages_->before_backward(piece);
+  sums_->before_backward(piece);
   cut_.backward(piece, scale);
   after_gradients(piece);
 }
@@ -612,8 +612,9 @@ double Replica::Core::evaluate(std::span<const Batch> batches) {
     cut_.begin({&batch, 1}, context);
     experts_->begin({&batch, 1});
     stages_->begin({&batch, 1});
+    sums_->begin({&batch, 1});
     walker_->walk(strategies_->forward_table());
-    if (!model_.shape().has_loss()) continue;
+    if (!job_->counts_tokens()) continue;
     sums[0] += cut_.loss_sum();
     sums[1] += static_cast<double>(counted(batch));
   }

@@ -32,7 +32,9 @@ std::vector<LiveRow> model_rows(const Model& model,
     row.row = {.key = key_of(parameter),
                .dtype = dtype_of(parameter.tensor),
                .rule = LayoutRule::moves,
-               .shard = shape.of_experts > 0 ? shard_of(shape) : Shard::whole(parameter.tensor.sizes().vec()),
+               .shard = shape.of_experts > 0 || shape.cut_of > 0
+                            ? shard_of(shape)
+                            : Shard::whole(parameter.tensor.sizes().vec()),
                .peers = holders(shape)};
     row.read = [tensor = parameter.tensor](std::vector<std::byte>& scratch) -> std::span<const std::byte> {
       if (tensor.is_cpu() && tensor.is_contiguous())

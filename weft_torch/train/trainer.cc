@@ -369,7 +369,7 @@ void Trainer::keep_lookups(const Batch& batch, const StepContext& context) {
 
 // What the blocks of this run took, on the mean of the ranks.
 std::shared_ptr<const Outline> Trainer::own_outline() {
-  if (times_.empty() || !model_->options().stage.is_whole()) return nullptr;
+  if (times_.empty() || replica_->job().mesh().dp != world_.size()) return nullptr;
   std::vector<double> mean = numbers_of(median_of(std::vector(times_.begin(), times_.end())));
   world_.all_reduce(Dense(std::span(mean)));
   for (double& value : mean) value /= world_.size();

@@ -9,6 +9,7 @@
 
 #include "weft/train/expert_options.h"
 #include "weft/train/stage_options.h"
+#include "weft/train/tensor_options.h"
 
 namespace weft {
 
@@ -30,7 +31,8 @@ struct ModelOptions {
   bool sparse_gradients = false;  // gradients of tables have only the rows that were used
   // Who trains holds the tables: the model makes none, only their first values.
   bool tables_elsewhere = false;
-  StageOptions stage;  // gpt, gpt-moe, bert: what the model has of its blocks
+  StageOptions stage;    // gpt, gpt-moe, bert: what the model has of its blocks
+  TensorOptions tensor;  // as well: what it has of their matrices
 };
 
 std::vector<std::string_view> model_names();

@@ -71,6 +71,14 @@ struct DataParallelOptions {
   // and its velocity as they were. For callers that throw its result away.
   bool unused_stay_out = false;
   // affects speed only
+  // Groups with the same gradients, and so the same results: the first answers for the norm, and all their ranks,
+  // the group of this id, are peers of the state.
+  struct Copies {
+    int count = 1;
+    int place = 0;  // of this rank's
+    std::uint64_t peers = 0;
+  };
+  Copies copies;
   std::uint32_t first_slot = 0;  // takes num_slots()
   std::uint32_t first_step = 0;  // of its operations: of one that takes another's place, the next of that one
   // All averages are awaited before anything goes on: buckets leave as they get ready, the last of the next

@@ -33,6 +33,10 @@ struct ParameterShape {
   // Stages of a pipeline that use it, where they are several: each has a copy, and the gradient is the sum of
   // all of theirs.
   std::vector<int> stages = {};
+  // Tensor-parallel ranks cut it along this dimension; -1: each has all of it. In the shape of one of them its
+  // part begins at `cut_first` of `cut_of`; 0: nobody has cut it.
+  int cut = -1;
+  std::int64_t cut_first = 0, cut_of = 0;
 
   std::int64_t count() const {
     std::int64_t product = 1;
@@ -44,10 +48,14 @@ struct ParameterShape {
   std::vector<std::int64_t> whole_dims() const {
     std::vector<std::int64_t> out = dims;
     if (of_experts > 0) out.front() = of_experts;
+    if (cut_of > 0) out[static_cast<std::size_t>(cut)] = cut_of;
     return out;
   }
   friend bool operator==(const ParameterShape&, const ParameterShape&) = default;
 };
+
+// What is left of a part that tensor-parallel ranks cut (src/step/tensor.h).
+enum class PartRole : std::uint8_t { whole, before, product, behind };
 
 struct PartShape {
   std::string name;
@@ -55,6 +63,9 @@ struct PartShape {
   std::vector<int> parameters;            // that it uses: places in the model's list
   double flops_per_token = 0;             // of its forward pass; backward takes twice as many
   bool of_others = false;  // what it takes comes from all ranks: it computes also where this one has no token
+  bool cut = false;        // tensor-parallel ranks cut it, as its parameters say
+  PartRole role = PartRole::whole;
+  int origin = -1;  // of one that they have cut: its number in the block of the whole model; -1: its own
   friend bool operator==(const PartShape&, const PartShape&) = default;
 };
 
@@ -106,12 +117,23 @@ struct ChunkShape {
   friend bool operator==(const ChunkShape&, const ChunkShape&) = default;
 };
 
+// What tensor-parallel ranks add up, in every micro-batch: shares of an activation that a part has given, or of
+// the gradient of one that it took.
+struct SumShape {
+  std::string activation;
+  bool gradient = false;
+  int block = 0, part = 0;  // behind whose forward, or backward, the rank's share is there
+  std::int64_t values = 0;  // of a token
+  friend bool operator==(const SumShape&, const SumShape&) = default;
+};
+
 struct ModelShape {
   std::string model;
   std::vector<ParameterShape> parameters;
   std::vector<BlockShape> blocks;
   std::vector<ExpertShape> experts = {};
   std::vector<ChunkShape> chunks = {};  // of a stage; empty: it is the whole model
+  std::vector<SumShape> sums = {};      // of a tensor-parallel rank
   std::int64_t width = 0;               // values of a token in what passes from block to block; 0: not known
 
   // Throws UsageError of one sentence: a name twice or empty, a part that takes what no part before it
@@ -125,8 +147,9 @@ struct ModelShape {
   std::vector<int> parts() const;  // of each block
   // The backward of the first user of a parameter in the last of so many micro-batches.
   Piece ready_after(int parameter, int micro_batches) const;
-  int block_of(int parameter) const;  // that updates it
-  int origin_of(int block) const;     // its place in the whole model
+  int block_of(int parameter) const;       // that updates it
+  int origin_of(int block) const;          // its place in the whole model
+  bool is_last(const Piece& piece) const;  // of the last block's last part
   bool has_loss() const { return chunks.empty() || chunks.back().leaves.empty(); }
   // The same model with only those parameters that are trained.
   ModelShape trained(const std::vector<bool>& is_trained) const;

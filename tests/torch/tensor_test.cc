@@ -1,0 +1,159 @@
+// Training with tensor-parallel ranks against one process with torch alone, in float64, with dropout: every mesh of
+// data-parallel ranks, stages and tensor-parallel ranks; bytes; state that moves to other meshes.
+#include <gtest/gtest.h>
+
+#include "pipeline/tensor_sums.h"
+#include "torch/mesh_toy.h"
+#include "weft/error.h"
+#include "workload/model_shapes.h"
+
+namespace weft {
+namespace {
+
+using namespace mesh_test;
+
+// Sixteen layers and twelve heads, so that every mesh of up to 8 ranks is there, or refused by a sentence.
+Staged sixteen(int dp, int pp, int tp) {
+  Staged out = with({.stage = {.stages = pp}, .dp = dp, .micro_batches = 2, .layers = 16, .steps = 2});
+  out.tp = tp;
+  out.heads = 12;
+  return out;
+}
+
+TEST(TensorRanks, EveryMeshEqualsOneProcessOrIsRefused) {
+  const bool full = std::getenv("WEFT_TEST_GRID") != nullptr;
+  int at = 0;
+  for (const int tp : {2, 3, 4, 5, 6, 7, 8}) {
+    for (int pp = 1; pp * tp <= 8; ++pp) {
+      for (int dp = 1; dp * pp * tp <= 8; ++dp) {
+        Staged t = sixteen(dp, pp, tp);
+        if (12 % tp != 0) {
+          try {
+            together(t);
+            ADD_FAILURE() << title(t) << " was not refused";
+          } catch (const UsageError& error) {
+            EXPECT_NE(
+                std::string(error.what())
+                    .find("heads must be a multiple of the " + std::to_string(tp) + " tensor-parallel ranks"),
+                std::string::npos)
+                << error.what();
+          }
+          continue;
+        }
+        for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
+          for (const int micro_batches : {1, 2, 3, 4, 5, 8, 16}) {
+            const bool interleaved = schedule == std::string("interleaved");
+            if (interleaved && (pp == 1 || micro_batches % pp != 0)) continue;
+            if (pp == 1 && schedule != std::string("1f1b")) continue;
+            if (!full && at++ % 19 != 0) continue;
+            t.stage.schedule = schedule;
+            t.stage.chunks = interleaved ? 2 : 1;
+            t.micro_batches = micro_batches;
+            EXPECT_LT(distance(together(t), alone(t)), kSame) << title(t);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(TensorRanks, ClippingRecomputationUnevenWordsAndOtherModels) {
+  Staged t = with({.stage = {.stages = 1}, .dp = 2, .tp = 2});
+  EXPECT_LT(distance(together(t), alone(t)), kSame);
+  t.clip_norm = 0.05;
+  EXPECT_LT(distance(together(t), alone(t)), kSame) << "clipping counts every element once";
+  t.recompute = true;
+  EXPECT_LT(distance(together(t), alone(t)), kSame) << "recomputation";
+  Staged third = with({.stage = {.stages = 2}, .tp = 3, .heads = 3});  // 40 words are no multiple of 3
+  EXPECT_LT(distance(together(third), alone(third)), kSame);
+  Staged bert = with({.model = "bert", .stage = {.stages = 2}, .dp = 2, .tp = 2});
+  EXPECT_LT(distance(together(bert), alone(bert)), kSame) << "bert";
+  Staged one = with({.stage = {.stages = 2}, .micro_batches = 13, .sequences = 13, .tp = 4, .heads = 4});
+  EXPECT_LT(distance(together(one), alone(one)), kSame) << "six tokens for four ranks";
+}
+
+// As without them, which other tests hold to one process.
+TEST(TensorRanks, BesideExpertsTablesAndSchemes) {
+  Staged cut = with({.model = "gpt-moe", .stage = {.stages = 2}, .dp = 2, .micro_batches = 2});
+  cut.ep = 2;
+  cut.tables = "embrace";
+  Staged whole = cut;
+  cut.tp = 2;
+  EXPECT_LT(distance(together(cut), together(whole)), kSame);
+  for (const char* scheme : {"spardl", "powersgd"}) {
+    Staged t = with({.stage = {.stages = 2}, .dp = 2, .scheme = scheme, .type = torch::kFloat32, .tp = 2});
+    t.backward = {.columns = 2};
+    const Result run = together(t);
+    EXPECT_LT(run.losses.back(), run.losses.front() + 0.5) << scheme;
+  }
+}
+
+TEST(TensorRanks, StateMovesToOtherMeshes) {
+  std::vector<Staged> meshes{
+      with({.stage = {.stages = 1}, .dp = 2}), with({.stage = {.stages = 1}, .dp = 1, .tp = 2}),
+      with({.stage = {.stages = 2}, .dp = 2, .tp = 2}), with({.stage = {.stages = 2}, .dp = 1, .tp = 4})};
+  for (Staged& t : meshes) t.heads = 4;
+  const Result expected = alone([&] {
+    Staged t = meshes.front();
+    t.steps = 3;
+    return t;
+  }());
+  for (const Staged& from : meshes) {
+    Saved saved;
+    train_and_save(from, 2, saved);
+    for (const Staged& to : meshes)
+      EXPECT_LT(distance(load_and_train(to, saved, 2, 3), expected.parameters), kSame)
+          << title(from) << " to " << title(to);
+  }
+}
+
+// A run that goes on has the bits of one that did not stop, with factors and a sparse scheme.
+TEST(TensorRanks, ResumeHasTheSameBits) {
+  Staged t = with(
+      {.stage = {.stages = 2}, .dp = 2, .steps = 5, .scheme = "spardl", .type = torch::kFloat32, .tp = 2});
+  t.backward = {.columns = 2};
+  const Named straight = together(t).parameters;
+  Saved saved;
+  train_and_save(t, 3, saved);
+  const Named resumed = load_and_train(t, saved, 3, 5);
+  for (const auto& [name, value] : straight) EXPECT_TRUE(torch::equal(resumed.at(name), value)) << name;
+}
+
+// Payload of each rank: sums of [tokens, width], twice a product, once for the table, and of the logits two values of
+// each rank a token; never the logits themselves. Of two ranks an all-reduce sends as many values as it has.
+TEST(TensorRanks, BytesAreTheFormula) {
+  Staged t = with({.stage = {.stages = 1}, .dp = 1, .micro_batches = 2, .sequences = 8, .tp = 2});
+  run_ranks(2, [&](World& world) {
+    at::set_num_threads(1);
+    world.plan_by({});
+    const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+    Replica replica(world.engine(), world.comm(), *model, options_of(t));
+    walk(t, replica, 0, 0, 2);
+    const std::int64_t tokens = 8 * kLength, width = 12;
+    const std::int64_t products = 2 * t.layers + 1;  // attention and mlp, and the head
+    const std::int64_t values = tokens * (width * (1 + 2 * t.layers) + width * products + 2 * 2);
+    EXPECT_EQ(replica.job().tensor_sums()->step_bytes(), static_cast<std::uint64_t>(values * 8));
+    EXPECT_EQ(replica.job().tensor_sums()->formula_bytes(), values * 8);
+  });
+}
+
+TEST(TensorRanks, WhatCouldBeWrongIsSeen) {
+  Staged t = with({.stage = {.stages = 2}, .dp = 2, .tp = 2});
+  const Result right = together(t);
+  EXPECT_GT(distance(right, alone(t, Wrong::loss_of_each)), 1e-6);
+  EXPECT_GT(distance(right, alone(t, Wrong::twice_tied)), 1e-6);
+  EXPECT_GT(distance(right, alone(t, Wrong::half_a_norm)), 1e-6);  // one rank's share of its gradient
+}
+
+TEST(TensorRanks, SumsStandBehindProducts) {
+  ModelOptions o = model_options("gpt", "tiny");
+  o.tensor = {.ranks = 2};
+  const ModelShape shape = rank_shape("gpt", o);
+  int activations = 0, gradients = 0;
+  for (const SumShape& sum : shape.sums) (sum.gradient ? gradients : activations) += 1;
+  EXPECT_EQ(activations, 2 * o.layers + 2);
+  EXPECT_EQ(gradients, 2 * o.layers + 1);
+}
+
+}  // namespace
+}  // namespace weft
