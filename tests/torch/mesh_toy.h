@@ -197,34 +197,59 @@ class Parts {
   std::map<std::string, std::int64_t> cuts_;
 };
 
+// What a rank of the mesh ends with.
+struct RankResult {
+  std::vector<ParameterShape> shapes;
+  std::vector<torch::Tensor> values;
+  std::vector<double> losses;
+  double evaluated = 0;
+};
+
+inline RankResult train_on(World& world, const Staged& t) {
+  at::set_num_threads(1);
+  world.plan_by({});
+  const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+  Replica replica(world.engine(), world.comm(), *model, options_of(t));
+  const int data_rank = replica.job().mesh().coordinates(world.rank()).dp;
+  RankResult out;
+  out.losses = walk(t, replica, data_rank, 0, t.steps);
+  const Blocks shares(t.dp, t.sequences);
+  const Batch whole = batch_of(t, 99);
+  const Batch mine = part_of(whole, shares.begin(data_rank), shares.begin(data_rank + 1));
+  out.evaluated = replica.evaluate({&mine, 1});
+  out.values = replica.values();
+  out.shapes = model->shape().parameters;
+  return out;
+}
+
 inline Result together(const Staged& t) {
   Result out;
   Parts parts;
   std::mutex mutex;
   run_ranks(t.ranks(), [&](World& world) {
-    at::set_num_threads(1);
-    world.plan_by({});
-    const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
-    Replica replica(world.engine(), world.comm(), *model, options_of(t));
-    const int data_rank = replica.job().mesh().coordinates(world.rank()).dp;
-    const std::vector<double> losses = walk(t, replica, data_rank, 0, t.steps);
-    const Blocks shares(t.dp, t.sequences);
-    const Batch whole = batch_of(t, 99);
-    const Batch mine = part_of(whole, shares.begin(data_rank), shares.begin(data_rank + 1));
-    const double evaluated = replica.evaluate({&mine, 1});
-    const std::vector<torch::Tensor> values = replica.values();
+    const RankResult mine = train_on(world, t);
     const std::lock_guard lock(mutex);
-    for (std::size_t p = 0; p < values.size(); ++p) {
-      const ParameterShape& shape = model->shape().parameters[p];
-      parts.add(shape, values[p]);
-    }
+    for (std::size_t p = 0; p < mine.values.size(); ++p) parts.add(mine.shapes[p], mine.values[p]);
     if (world.rank() == 0) {
-      out.losses = losses;
-      out.evaluated = evaluated;
+      out.losses = mine.losses;
+      out.evaluated = mine.evaluated;
     }
-    EXPECT_EQ(losses, out.losses.empty() ? losses : out.losses);  // all ranks say the same
+    EXPECT_EQ(mine.losses, out.losses.empty() ? mine.losses : out.losses);  // all ranks say the same
   });
   out.parameters = parts.whole();
+  return out;
+}
+
+// The same parameters of a whole model, cut as a rank's are.
+inline Result as_of_rank(const RankResult& rank, const Result& whole) {
+  Result out{.parameters = {}, .losses = whole.losses, .evaluated = whole.evaluated};
+  for (const ParameterShape& shape : rank.shapes) {
+    const torch::Tensor& value = whole.parameters.at(shape.name);
+    out.parameters[shape.name] =
+        shape.cut_of == 0
+            ? value
+            : value.narrow(shape.cut, shape.cut_first, shape.dims[static_cast<std::size_t>(shape.cut)]);
+  }
   return out;
 }
 

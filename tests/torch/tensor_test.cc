@@ -155,5 +155,29 @@ TEST(TensorRanks, SumsStandBehindProducts) {
   EXPECT_EQ(gradients, 2 * o.layers + 1);
 }
 
+// ---- as processes ----
+
+TEST(MeshProcesses, EqualOneProcess) {
+  const std::unique_ptr<World> world = join_world();
+  if (world->size() != 4) GTEST_SKIP() << "this test is launched as four processes";
+  std::vector<Staged> meshes{with({.stage = {.stages = 4}}), with({.stage = {.stages = 2}, .dp = 2}),
+                             with({.stage = {.stages = 2}, .tp = 2}), with({.stage = {.stages = 1}, .tp = 4}),
+                             with({.stage = {.stages = 1}, .dp = 2, .tp = 2})};
+  meshes[1].stage.schedule = "zb-h1";
+  meshes[2].stage.schedule = "interleaved";
+  meshes[2].stage.chunks = 2;
+  for (Staged& t : meshes) {
+    t.heads = 4;
+    const RankResult mine = train_on(*world, t);
+    Result here{.parameters = {}, .losses = mine.losses, .evaluated = mine.evaluated};
+    for (std::size_t p = 0; p < mine.values.size(); ++p)
+      here.parameters[mine.shapes[p].name] = mine.values[p];
+    EXPECT_LT(distance(here, as_of_rank(mine, alone(t))), kSame) << title(t);
+    t.steps -= 1;  // control
+    here.losses.pop_back();
+    EXPECT_GT(distance(here, as_of_rank(mine, alone(t))), 1e-6) << title(t);
+  }
+}
+
 }  // namespace
 }  // namespace weft
