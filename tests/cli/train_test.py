@@ -354,8 +354,8 @@ class LauncherTest(TrainTest):
                 return
         self.fail("rank 1 was not found")
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([WEFT, "launch", "-n", "3", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    def start(self, *arguments: str, ranks: int = 3) -> subprocess.Popen[str]:
+        return subprocess.Popen([WEFT, "launch", "-n", str(ranks), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 text=True, env=environment() | {"MARK": str(self.folder)}, cwd=self.folder)
 
     def test_a_killed_rank_is_named_by_every_survivor_and_the_run_resumes(self) -> None:
@@ -389,6 +389,31 @@ class LauncherTest(TrainTest):
         self.assertEqual(self.losses("a"), self.losses("b"))
         self.ok(self.train(*lm, "--steps", str(step + 5), "--ranks", "3", "--checkpoint-every", "0", "--seed", "2", "--out", "c"))
         self.assertNotEqual(self.losses("a"), self.losses("c"))  # control
+
+    def test_all_four_systems_together(self) -> None:
+        """Experts of four ranks, a table of which rows travel, two stages with factors between them, sparse gradients."""
+        moe = (*("16" if before == "--global-batch" else flag for before, flag in zip(("", *TINY), TINY)),
+               "--model", "gpt-moe", "--mesh", "dp=4,pp=2,ep=4", "--accumulate", "4", "--untied")
+        four = (*moe, "--scheme", "spardl", "--tables", "embrace", "--backward-rank", "2", "--expert-slices", "2")
+        ends = []
+        for seed in ("1", "2", "3"):
+            self.ok(self.train(*moe, "--scheme", "dense", "--ranks", "8", "--steps", "80", "--seed", seed, "--out", "dense" + seed))
+            ends.append(sum(self.losses("dense" + seed)[-10:]) / 10)
+        self.ok(self.train(*four, "--ranks", "8", "--steps", "80", "--warmup-steps", "40", "--out", "four"))
+        losses = self.losses("four")
+        spread = max(ends) - min(ends)
+        self.assertLess(abs(sum(losses[-10:]) / 10 - ends[0]), max(spread, 0.01 * ends[0]))
+        self.assertGreater(losses[0] - losses[-1], 3 * spread)  # control: that far apart is more than nothing learnt
+        # Killed as processes, it says who is gone, and goes on with the losses of a run that was not.
+        job = self.start("--", WEFT, "train", *four, "--steps", "100000", "--checkpoint-every", "5", "--out", "killed", ranks=8)
+        self.kill_rank_1(job, "killed", after=12)
+        _, errors = job.communicate(timeout=30 * FACTOR)
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL)
+        self.assertIn("rank 1", errors)
+        step = int((self.folder / "killed/checkpoints/latest").read_text().split("-")[1])
+        self.ok(self.train("--resume", "killed", "--steps", str(step + 5), "--ranks", "8"))
+        self.ok(self.train(*four, "--steps", str(step + 5), "--ranks", "8", "--out", "straight"))
+        self.assertEqual(self.losses("killed"), self.losses("straight"))
 
     def test_launch_starts_again(self) -> None:
         job = self.start("--restarts", "1", "--", WEFT, "train", *TINY, "--steps", "300", "--checkpoint-every", "10",

@@ -3,12 +3,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "base/thread_time.h"
 #include "instrumented.h"
 #include "sim/sim_job.h"
 
@@ -18,15 +18,15 @@ namespace {
 using namespace sim_test;  // NOLINT(google-build-using-namespace): this file's fixture
 
 struct Cost {
-  double seconds = 0;
+  double seconds = 0;   // of a processor: what runs beside the test does not count
   double peak_gib = 0;  // of the process
 };
 
 Cost measure(const std::function<void()>& f) {
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = thread_seconds();
   f();
   Cost cost;
-  cost.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  cost.seconds = thread_seconds() - begin;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   cost.peak_gib = static_cast<double>(usage.ru_maxrss) / (1 << 20);
