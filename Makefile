@@ -32,7 +32,10 @@ demo: ready ## a model trained by 4 ranks over a slow link under six schemes: a 
 	@if [[ -x build/release/weft-torch ]]; then rm -rf build/demo; \
 	  $(WEFT) compare --out build/demo --ranks 4 --link 100mbit,50us --steps 20 \
 	    --vocabulary 8000 --width 192 --layers 4 --heads 4 --context 64; \
-	  echo "That was gradients. Embedding tables, experts and stages have a command each in README.md, under Train."; \
+	  echo "That was gradients. The other three, each in a minute (docs/guide.md says when they pay):"; \
+	  echo "  tables   $(WEFT) compare --model lm --samples 2000 --ranks 4 --link 100mbit,50us --tables allgather,embrace --steps 10"; \
+	  echo "  experts  $(WEFT) compare --model gpt-moe --preset tiny --mesh ep=4 --ranks 4 --link 100mbit,50us --policies plain,tutel,lina"; \
+	  echo "  stages   $(WEFT) compare --preset tiny --layers 4 --mesh dp=2,pp=2 --accumulate 4 --ranks 4 --link 10mbit,50us --variants dense,powersgd,powersgd+backward-rank=2"; \
 	else echo "built without LibTorch (make setup says why), so no model is trained: all-reduce and priorities instead"; \
 	  $(WEFT) bench allreduce --ranks 4 --link 1gbit,50us --bytes 1MiB..16MiB; \
 	  $(WEFT) bench priority --ranks 4 --link 1gbit,50us; fi
