@@ -176,11 +176,10 @@ inline std::vector<double> walk(const Staged& t, Replica& replica, int data_rank
 class Parts {
  public:
   void add(const ParameterShape& shape, const torch::Tensor& value) {
-    const std::string name =
-        shape.name + (shape.of_experts > 0 ? " from " + std::to_string(shape.first) : "");
-    const auto [at, is_new] = parts_[name].emplace(shape.cut_first, value);
-    EXPECT_TRUE(is_new || torch::equal(at->second, value)) << name << ": holders differ";
-    cuts_[name] = std::max(0, shape.cut);
+    const bool of_experts = shape.of_experts > 0;
+    const auto [at, is_new] = parts_[shape.name].emplace(of_experts ? shape.first : shape.cut_first, value);
+    EXPECT_TRUE(is_new || torch::equal(at->second, value)) << shape.name << ": holders differ";
+    cuts_[shape.name] = of_experts ? 0 : std::max(0, shape.cut);
   }
   Named whole() const {
     Named out;

@@ -73,6 +73,27 @@ TEST(AllFour, TrainsBesideWhatLosesNothing) {
   }
 }
 
+// Saved on any mesh of as many data-parallel ranks (capacity is of a micro-batch's tokens), loaded on any other.
+TEST(AllFour, StateMovesToOtherMeshes) {
+  const auto mesh = [](int pp, int tp, int ep) {
+    Staged t = with({.model = "gpt-moe", .stage = {.stages = pp}, .dp = 2, .micro_batches = 2});
+    t.ep = ep;
+    t.tp = tp;
+    t.steps = 3;
+    return t;
+  };
+  const std::vector<Staged> meshes{mesh(1, 1, 1), mesh(2, 1, 2), mesh(1, 2, 2), mesh(2, 2, 1)};
+  const Named expected = together(meshes.front()).parameters;
+  for (const Staged& from : meshes) {
+    Saved saved;
+    train_and_save(from, 2, saved);
+    for (const Staged& to : meshes)
+      EXPECT_LT(distance(load_and_train(to, saved, 2, 3), expected), kSame)
+          << title(from) << " to " << title(to);
+    EXPECT_GT(distance(load_and_train(from, saved, 1, 2), expected), 1e-6);  // control: another step's batch
+  }
+}
+
 TEST(AllFour, ResumeHasTheSameBits) {
   for (const bool tied : {false, true}) {
     Staged t = all_four("spardl", tied);
