@@ -502,6 +502,12 @@ void JobStrategies::set_lr(double lr) {
   for (HybridEmbedding* tables : hybrids_) tables->set_lr(lr);
 }
 
+void JobStrategies::set_density(double density) {
+  parallel_->set_density(density);
+  if (expert_parallel_ != nullptr) expert_parallel_->set_density(density);
+  options_.parallel.scheme.density = density;
+}
+
 void JobStrategies::add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& peers) {
   for (HybridEmbedding* tables : hybrids_) {
     for (LiveRow& row : tables->optimizer_rows(peers)) {

@@ -134,8 +134,10 @@ class JobStrategies {
 
   // Owners of state in the registry, beside the model and its optimizer.
   std::vector<std::string> owners() const;
-  // For gradients that come from now on.
+  // For gradients that come from now on. The density is of all gradients under the scheme, those of experts
+  // among them, whatever their layout is then. REQUIRES, of it: between two steps.
   void set_lr(double lr);
+  void set_density(double density);
   // Rows of an optimizer of all parameters: those of the tables are added to the others', with one row for
   // the learning rate of both.
   void add_optimizer_rows(std::vector<LiveRow>& rows, const Peers& peers);

@@ -340,6 +340,32 @@ TEST(PackedExperts, ResidualsAreConserved) {
   }
 }
 
+// The density of a warm-up is that of experts' gradients too, and stays theirs where they move: with 1 nothing is
+// left behind, and all that was is sent.
+TEST(PackedExperts, AnotherDensityIsTheirsToo) {
+  Moe t = some();
+  t.type = torch::kFloat32;
+  t.steps = 7;
+  std::vector<std::vector<double>> mass(8, std::vector<double>(static_cast<std::size_t>(t.steps)));
+  Course course{.ep = 4, .schedule = {{4, 2}}, .scheme = "spardl"};
+  course.look = [&](int step, int, Replica& replica, World& world) {
+    const std::vector<StateSnapshot> state{replica.registry().save(world.rank(), world.size())};
+    for (const auto& [name, values] : values_of(state, "expert_parallel", "residual")) {
+      for (const double value : values)
+        mass[static_cast<std::size_t>(world.rank())][static_cast<std::size_t>(step)] += std::abs(value);
+    }
+    if (step == 1) replica.set_density(1);
+    if (step == 5) replica.set_density(0.05);
+  };
+  train(t, course);
+  for (const std::vector<double>& behind : mass) {
+    EXPECT_GT(behind[1], 0);
+    for (const std::size_t step : {2U, 3U, 4U, 5U})
+      EXPECT_EQ(behind[step], 0) << step;  // from step 4 on elsewhere
+    EXPECT_GT(behind[6], 0);
+  }
+}
+
 // Of every index that a rank will hold and did not: parameters and both moments, once.
 TEST(PackedExperts, BytesEqualTheFormula) {
   Moe t = with_adam();

@@ -397,7 +397,7 @@ void Replica::Core::abandon(std::exception_ptr cause) noexcept {
 
 void Replica::Core::set_density(double density) {
   density_ = density;
-  if (!strategies_->under_way()) job_->parallel().set_density(*std::exchange(density_, std::nullopt));
+  if (!strategies_->under_way()) job_->set_density(*std::exchange(density_, std::nullopt));
 }
 
 // ---- what the walker asks for ----
@@ -492,7 +492,7 @@ void Replica::Core::after_gradients(const Piece& piece) {
 
 // Of the step before, all of whose updates are done.
 void Replica::Core::take_result() {
-  if (density_) job_->parallel().set_density(*std::exchange(density_, std::nullopt));
+  if (density_) job_->set_density(*std::exchange(density_, std::nullopt));
   if (lr_) {
     const double lr = *std::exchange(lr_, std::nullopt);
     if (torch_optimizer_) torch_optimizer_->set_lr(lr);
