@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "weft/error.h"
 #include "wire/safetensors.h"
@@ -54,6 +55,8 @@ void check(const PopularityOptions& o) {
   if (o.path < 0 || paths > kMostPaths)
     refuse("paths of " + std::to_string(o.path) + " layers of " + std::to_string(o.experts) +
            " experts cannot be told apart");
+  if (o.most_paths < 2)
+    refuse("a profile has room for at least 2 paths of a length, not " + std::to_string(o.most_paths));
   if (o.top < 0 || o.top > o.experts)
     refuse("an estimate is of up to " + std::to_string(o.experts) + " experts, not " + std::to_string(o.top));
 }
@@ -71,6 +74,32 @@ std::uint64_t Popularity::key(std::span<const std::int32_t> path) const {
   return out;
 }
 
+// All but so many of the most frequent paths.
+void Popularity::forget(Seen& seen, std::size_t kept) const {
+  struct Row {
+    std::int64_t all;
+    std::uint64_t path;
+    std::size_t row;
+  };
+  std::vector<Row> rows;
+  rows.reserve(seen.row_of_path.size());
+  for (const auto& [path, row] : seen.row_of_path) {
+    const auto first = seen.counts.begin() + static_cast<std::ptrdiff_t>(row * experts());
+    rows.push_back({std::accumulate(first, first + options_.experts, std::int64_t{0}), path, row});
+  }
+  std::ranges::sort(
+      rows, [](const Row& a, const Row& b) { return a.all != b.all ? a.all > b.all : a.row > b.row; });
+  rows.resize(std::min(rows.size(), kept));
+  std::ranges::sort(rows, {}, &Row::row);  // who came first is still told
+  Seen left;
+  for (const Row& row : rows) {
+    left.row_of_path.emplace(row.path, left.row_of_path.size());
+    const auto first = seen.counts.begin() + static_cast<std::ptrdiff_t>(row.row * experts());
+    left.counts.insert(left.counts.end(), first, first + options_.experts);
+  }
+  seen = std::move(left);
+}
+
 void Popularity::record(std::span<const std::int32_t> chosen) {
   const auto choices = static_cast<std::size_t>(options_.choices);
   if (chosen.size() != layers_.size() * choices)
@@ -85,8 +114,10 @@ void Popularity::record(std::span<const std::int32_t> chosen) {
     const std::span mine = chosen.subspan(l * choices, choices);
     for (std::size_t length = 0; length < layers_[l].size(); ++length) {
       Seen& seen = layers_[l][length];
-      const auto [row, fresh] =
-          seen.row_of_path.emplace(key(std::span(path).last(length)), seen.row_of_path.size());
+      const std::uint64_t path_key = key(std::span(path).last(length));
+      const auto most = static_cast<std::size_t>(options_.most_paths);
+      if (seen.row_of_path.size() == most && !seen.row_of_path.contains(path_key)) forget(seen, most / 2);
+      const auto [row, fresh] = seen.row_of_path.emplace(path_key, seen.row_of_path.size());
       if (fresh) seen.counts.resize(seen.counts.size() + experts());
       for (const std::int32_t expert : mine)
         ++seen.counts[row->second * experts() + static_cast<std::size_t>(expert)];
@@ -111,6 +142,11 @@ int Popularity::depth(int layer, std::span<const std::int32_t> path) const {
   int out = -1;
   find(layer, path, &out);
   return out;
+}
+
+std::int64_t Popularity::num_paths(int layer, int length) const {
+  return static_cast<std::int64_t>(
+      layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(length)].row_of_path.size());
 }
 
 void Popularity::estimate(int layer, std::span<const std::int32_t> path, std::span<double> rows) const {
@@ -197,6 +233,8 @@ Popularity Popularity::load(const std::filesystem::path& path) {
           refuse_in(where, name, "has counts that cannot be");
       }
       seen.counts.assign(counts.begin(), counts.end());
+      const auto room = static_cast<std::size_t>(options.most_paths);
+      if (seen.row_of_path.size() > room) out.forget(seen, room);
       most *= static_cast<std::uint64_t>(options.experts);
     }
   }

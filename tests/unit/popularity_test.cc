@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 
 #include "files.h"
@@ -180,6 +182,71 @@ TEST(Popularity, BacksOffToTheLongestEndOfAPathThatWasSeen) {
   EXPECT_EQ(sum(nothing), 0);
 }
 
+// Tokens of a hot path, between them ever new ones: experts of the first two layers are digits of a number that
+// counts.
+std::vector<std::int32_t> rare(int number) { return {number / 30 % 30, number % 30, 0, 1}; }
+
+TEST(Popularity, ForgetsTheLeastFrequentPathsAndEstimatesByShorterOnes) {
+  const std::vector<std::int32_t> hot{7, 7, 0, 3};
+  const auto record = [&](std::int64_t most_paths) {
+    Popularity out({.layers = 4, .experts = 30, .path = 3, .most_paths = most_paths});
+    for (int number = 0; number < 900; ++number) {
+      if (number % 30 != 7 || number / 30 != 7) out.record(rare(number));
+      if (number % 20 == 0) out.record(hot);
+    }
+    return out;
+  };
+  const Popularity bounded = record(64), whole = record(4096);
+  for (int layer = 0; layer < 4; ++layer) {
+    for (int length = 0; length <= std::min(layer, 3); ++length)
+      EXPECT_LE(bounded.num_paths(layer, length), 64);
+  }
+  EXPECT_EQ(whole.num_paths(3, 3), 900);  // control: so many there are
+  const auto estimate = [](const Popularity& profile, std::span<const std::int32_t> token) {
+    std::vector<double> rows(30);
+    profile.estimate(3, token.first(3), rows);
+    return rows;
+  };
+  // The hot one has all that was recorded of it.
+  EXPECT_EQ(bounded.depth(3, std::span(hot).first(3)), 3);
+  EXPECT_EQ(estimate(bounded, hot), estimate(whole, hot));
+  EXPECT_EQ(estimate(bounded, hot)[3], 1);
+  // Of an early rare one its end (.., number % 30, 0) is left, with 29 or 30 tokens that went to 1 each, and for
+  // 7 the 45 hot ones as well.
+  const std::vector<std::int32_t> first = rare(7);
+  EXPECT_EQ(whole.depth(3, std::span(first).first(3)), 3);
+  EXPECT_EQ(bounded.depth(3, std::span(first).first(3)), 2);
+  EXPECT_EQ(estimate(whole, first)[1], 1);
+  EXPECT_DOUBLE_EQ(estimate(bounded, first)[1], 29.0 / (29 + 45));
+  EXPECT_DOUBLE_EQ(estimate(bounded, first)[3], 45.0 / (29 + 45));
+  // What is forgotten follows from what was recorded.
+  const Folder folder;
+  bounded.save(folder.path() / "a");
+  record(64).save(folder.path() / "b");
+  const auto bytes_of = [&](const char* name) {
+    std::ifstream in(folder.path() / name, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(bytes_of("a"), bytes_of("b"));
+}
+
+TEST(Popularity, AFileOfMorePathsThanThereIsRoomForGivesTheMostFrequent) {
+  Popularity large({.layers = 4, .experts = 30, .path = 3, .most_paths = 30'000});
+  const std::vector<std::int32_t> hot{0, 0, 0, 3};
+  large.record(hot);
+  for (int number = 0; number < 27'000; ++number)
+    large.record(std::vector<std::int32_t>{number / 900, number / 30 % 30, number % 30, 1});
+  EXPECT_EQ(large.num_paths(3, 3), 27'000);
+  const Folder folder;
+  large.save(folder.path() / "profile");
+  const Popularity some = Popularity::load(folder.path() / "profile");
+  EXPECT_EQ(some.num_paths(3, 3), PopularityOptions{}.most_paths);
+  EXPECT_EQ(some.num_paths(3, 2), 900);
+  EXPECT_EQ(some.depth(3, std::span(hot).first(3)),
+            3);  // twice, and so the most frequent, though the first in the file
+  EXPECT_EQ(some.depth(3, std::vector<std::int32_t>{0, 0, 1}), 2);
+}
+
 TEST(Popularity, SeveralChoicesCountForTheSamePath) {
   Popularity profile({.layers = 2, .experts = 3, .path = 1, .choices = 2});
   profile.record(std::vector<std::int32_t>{0, 1, 2, 1});
@@ -238,6 +305,7 @@ TEST(Popularity, DoesNotTrustAFile) {
 TEST(Popularity, RefusesWhatCannotBe) {
   EXPECT_THAT(message_of([] { Popularity({.experts = 8, .path = 40}); }), HasSubstr("told apart"));
   EXPECT_THAT(message_of([] { Popularity({.experts = 2, .choices = 3}); }), HasSubstr("choices"));
+  EXPECT_THAT(message_of([] { Popularity({.experts = 2, .most_paths = 1}); }), HasSubstr("at least 2 paths"));
   Popularity profile({.layers = 2, .experts = 3});
   EXPECT_THAT(message_of([&] { profile.record(std::vector<std::int32_t>{0, 3}); }),
               HasSubstr("expert 3 of 3"));
