@@ -66,7 +66,7 @@ void check(const PlacerOptions& options);
 bool keeps(const ExpertPlacement& plan, std::span<const double> expected, std::span<const double> real,
            const PlacerOptions& options);
 
-// Thread: one at a time.
+// Thread: one at a time; plan() of one layer beside what is asked of others.
 class Placer {
  public:
   explicit Placer(const PlacerOptions& options);

@@ -80,18 +80,26 @@ void ExpertServing::start_expecting(int layer) {
   expecting_ = engine_.submit(comm_, how, [this, layer](Comm comm) { return expect(comm, this, layer); });
 }
 
+void ExpertServing::estimate(int layer) {
+  expected_.assign(experts(), 0);
+  for (std::size_t t = 0; t < tokens_; ++t) {
+    const std::span path = std::span(paths_).subspan(t * layers(), static_cast<std::size_t>(layer));
+    options_.profile->estimate(layer, path, expected_);
+  }
+}
+
 // An operation of its own, beside the walk.
 Task<void> ExpertServing::expect(Comm comm, ExpertServing* me, int layer) {
-  me->expected_.assign(me->experts(), 0);
-  for (std::size_t t = 0; t < me->tokens_; ++t) {
-    const std::span path = std::span(me->paths_).subspan(t * me->layers(), static_cast<std::size_t>(layer));
-    me->options_.profile->estimate(layer, path, me->expected_);
-  }
+  const auto estimate = [me, layer] { me->estimate(layer); };
+  co_await comm.compute(estimate);
   const Dense rows(std::span{me->expected_});
   const AllReduceOptions how;
   co_await all_reduce(comm, rows, how);
-  me->placer_.plan(layer, me->expected_);
-  co_await comm.charge(me->options_.plan_seconds);
+  const auto plan = [me, layer] {
+    me->placer_.plan(layer, me->expected_);
+    return me->options_.plan_seconds;
+  };
+  co_await comm.compute(plan);
   co_await me->bring_weights(comm.hops_from(kStepHops), layer);
 }
 
@@ -121,8 +129,8 @@ Task<void> ExpertServing::bring_weights(Comm comm, int layer) {
   for (Transfer& transfer : transfers) co_await transfer;
 }
 
-// Steps 1 and 2
-Task<void> ExpertServing::settle(Comm comm, int layer, std::span<const std::int32_t> chosen) {
+// Step 1
+Task<void> ExpertServing::count(Comm comm, int layer, std::span<const std::int32_t> chosen) {
   const auto me = static_cast<std::size_t>(comm.rank());
   counts_.assign(ranks() * experts(), 0);
   for (std::size_t copy = 0; copy < chosen.size(); ++copy) {
@@ -133,13 +141,13 @@ Task<void> ExpertServing::settle(Comm comm, int layer, std::span<const std::int3
   const Dense all_counts(std::span{counts_});
   const AllGatherOptions how;
   co_await all_gather(comm, all_counts, how);
-  if (placer_.kind().estimates) co_await expecting_;
+}
+
+// Step 2
+void ExpertServing::settle(int layer) {
   std::vector<std::int64_t> all(experts());
   for (std::size_t i = 0; i < counts_.size(); ++i) all[i % experts()] += counts_[i];
   placer_.settle(layer, all);
-  if (!placer_.replanned(layer)) co_return;
-  co_await comm.charge(options_.plan_seconds);
-  co_await bring_weights(comm.hops_from(kStepHops), layer);
 }
 
 ExpertServing::Flow ExpertServing::deal(int layer, std::span<const std::int32_t> chosen) {
@@ -184,10 +192,9 @@ ExpertServing::Flow ExpertServing::deal(int layer, std::span<const std::int32_t>
 }
 
 // Step 4, and back step 6
-Task<void> ExpertServing::exchange(Comm comm, const Flow* flow, int layer, bool back) {
+Task<void> ExpertServing::exchange(Comm comm, const Flow* flow, Dense mine, int layer, bool back) {
   const std::int64_t left = sum(flow->out) / options_.width, came = sum(flow->in) / options_.width;
   const Dense here = driver_.room(layer, came);
-  Dense mine = back ? driver_.room_for_return(layer, left) : driver_.rows_to_send(layer, flow->copies);
   if (mine.count != left * options_.width || here.count != came * options_.width)
     throw UsageError("serving: a driver gave " + std::to_string(mine.count) + " and " +
                      std::to_string(here.count) + " values instead of " +
@@ -214,18 +221,30 @@ Task<void> ExpertServing::pass(Comm comm, int layer, std::span<const std::int32_
   if (chosen.size() != tokens_ * choices())
     throw UsageError("serving: " + std::to_string(chosen.size()) + " choices of " + std::to_string(tokens_) +
                      " tokens");
-  co_await settle(comm, layer, chosen);
+  co_await count(comm, layer, chosen);
+  if (placer_.kind().estimates) co_await expecting_;
+  Flow flow;
+  Dense leaving;
+  const auto decide = [&] {
+    settle(layer);
+    flow = deal(layer, chosen);
+    leaving = driver_.rows_to_send(layer, flow.copies);
+    return placer_.replanned(layer) ? options_.plan_seconds : 0.0;
+  };
+  co_await comm.compute(decide);
+  if (placer_.replanned(layer)) co_await bring_weights(comm.hops_from(kStepHops), layer);
   // Step 3
   if (static_cast<std::size_t>(layer) + 1 < layers()) start_expecting(layer + 1);
-  const Flow flow = deal(layer, chosen);
-  co_await exchange(comm.hops_from(2 * kStepHops), &flow, layer, /*back=*/false);
+  co_await exchange(comm.hops_from(2 * kStepHops), &flow, leaving, layer, /*back=*/false);
   // Step 5
   co_await driver_.compute(comm, layer, flow.counts);
-  co_await exchange(comm.hops_from(3 * kStepHops), &flow, layer, /*back=*/true);
+  const Dense home = driver_.room_for_return(layer, static_cast<std::int64_t>(flow.copies.size()));
+  co_await exchange(comm.hops_from(3 * kStepHops), &flow, home, layer, /*back=*/true);
 }
 
 Task<void> ExpertServing::end(Comm comm) {
-  placer_.batch_end();
+  const auto plan = [this] { placer_.batch_end(); };
+  co_await comm.compute(plan);
   if (!placer_.kind().remembers) co_return;
   for (int l = 0; l < static_cast<int>(layers()); ++l)
     co_await bring_weights(comm.hops_from(static_cast<std::uint32_t>(l * options_.placer.place.experts)), l);

@@ -19,7 +19,8 @@
 // Bytes of a rank, rows of d values of s bytes: d s for each of its rows that goes to another rank, and for each
 // that came from one; E R values of 8 bytes in all for the counts, E for the expectation.
 //
-// Thread: pass() runs on the engine's; everything else while it does not. Memory: it outlives its operations.
+// Thread: pass() runs on the engine's, and what takes longer (estimates, plans, dealing and gathering rows) on the
+// worker pool; everything else while it does not. Memory: it outlives its operations.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ namespace weft {
 class ServingDriver {
  public:
   virtual ~ServingDriver() = default;
-  // Rows that leave, in this order; a copy c is choice c mod choices of token c / choices.
+  // Rows that leave, in this order; a copy c is choice c mod choices of token c / choices. On a worker.
   virtual Dense rows_to_send(int layer, std::span<const std::int64_t> copies) = 0;
   // Memory for so many rows that come, and for those that come back, in the order in which they left.
   virtual Dense room(int layer, std::int64_t rows) = 0;
@@ -89,10 +90,12 @@ class ExpertServing {
     std::vector<std::int64_t> out, in;  // elements to and from each rank
     std::vector<std::int64_t> counts;   // that come: [source * experts + expert]
   };
-  Task<void> settle(Comm comm, int layer, std::span<const std::int32_t> chosen);
+  Task<void> count(Comm comm, int layer, std::span<const std::int32_t> chosen);
+  void settle(int layer);
   Task<void> bring_weights(Comm comm, int layer);
-  Task<void> exchange(Comm comm, const Flow* flow, int layer, bool back);
+  Task<void> exchange(Comm comm, const Flow* flow, Dense mine, int layer, bool back);
   static Task<void> expect(Comm comm, ExpertServing* me, int layer);
+  void estimate(int layer);
   void start_expecting(int layer);
   Flow deal(int layer, std::span<const std::int32_t> chosen);
   void hold(std::vector<bool>& held, const ExpertPlacement& placement) const;

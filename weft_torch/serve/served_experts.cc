@@ -76,7 +76,6 @@ torch::Tensor ServedExperts::pass(int layer, const torch::Tensor& rows, const to
   return out.view({rows.size(0), chosen.size(1), rows.size(1)});
 }
 
-// On the engine's thread: a copy of the rows, no more.
 Dense ServedExperts::rows_to_send(int, std::span<const std::int64_t> copies) {
   const torch::NoGradGuard no_grad;
   order_ = numbers(copies);
