@@ -17,9 +17,9 @@ Outline measured_outline(const TrainOptions& options, int ranks) {
   measuring.train.accumulate = 1;           // whoever goes by the outline cuts its steps
   measuring.train.sizes.experts.ranks = 1;  // and deals its experts and layers
   measuring.train.sizes.stage = {};
+  measuring.train.sizes.tensor = {};
   measuring.train.backward = {};
-  const int data_ranks = ranks / options.sizes.stage.stages;
-  measuring.sequences = (options.global_batch + data_ranks - 1) / data_ranks;
+  measuring.sequences = sequences_of_rank(options, mesh_of(options.sizes, ranks).dp);
   return measure_outline(measuring);
 }
 

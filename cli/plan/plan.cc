@@ -11,6 +11,7 @@
 #include "measure/files.h"
 #include "measure/memory.h"
 #include "measure/text.h"
+#include "plan/meshes.h"
 #include "planner/choose.h"
 #include "planner/stages.h"
 #include "torch_verbs.h"
@@ -38,7 +39,8 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   s.group("Data");
   s.add("global-batch", c.options.global_batch, "sequences of a step, of all ranks together");
   s.add("length", c.options.length, "tokens of a sequence; 0: the context");
-  s.add("accumulate", c.options.accumulate, "micro-batches of a step");
+  s.add("accumulate", c.options.accumulate,
+        "micro-batches of a step (of meshes that are tried: as many as sequences, at most 4 a stage)");
   s.group("Gradients");
   s.add("scheme", c.options.scheme.name,
         list_of(scheme_names()) + " (default spardl); auto: by what the plan predicts");
@@ -65,21 +67,38 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
       "Examples:\n"
       "  weft plan --model gpt --ranks 8 --link 1gbit,50us --scheme spardl --show-schedule\n"
       "  weft plan --ranks 4 --link 200mbit --scheme auto --outline gpt.json\n"
-      "  weft plan --ranks 8 --mesh dp=2,pp=4 --accumulate 8 --layers 16 --schedule zb-h1 --link 1gbit");
+      "  weft plan --ranks 8 --mesh dp=2,pp=4 --accumulate 8 --layers 16 --schedule zb-h1 --link 1gbit\n"
+      "  weft plan --ranks 16 --nodes 4 --scale-up 40gbit --link 1gbit --mesh auto");
 }
 
 constexpr double kDefaultFlops = 50e9;
 
-// `named_model`: as --model has it; empty: it was not given.
+// By FLOPs.
+Outline outline_of(const PlanCommand& c, const TrainOptions& options, int ranks) {
+  const int data_ranks = mesh_of(options.sizes, ranks).dp;
+  return outline_from_flops(model_shape(options.model, options.sizes),
+                            sequences_of_rank(options, data_ranks) * sequence_length(options),
+                            c.flops.empty() ? kDefaultFlops : parse_flops(c.flops));
+}
+
+// The file's, or by FLOPs. `named_model`: as --model has it; empty: it was not given.
 Outline outline_of(const PlanCommand& c, const std::string& named_model, int ranks) {
   if (!c.outline.empty() && !c.flops.empty())
     throw UsageError("--flops is a rate for a model without an outline: leave it or --outline out");
   if (!c.outline.empty()) return read_named_outline(c.outline, named_model);
-  const int data_ranks = ranks / c.options.sizes.stage.stages;
-  const std::int64_t sequences = std::max<std::int64_t>(1, c.options.global_batch / data_ranks);
-  return outline_from_flops(model_shape(c.options.model, c.options.sizes),
-                            sequences * sequence_length(c.options),
-                            c.flops.empty() ? kDefaultFlops : parse_flops(c.flops));
+  return outline_of(c, c.options, ranks);
+}
+
+// Of data-parallel ranks, each with what the outline has; of other meshes, the same tokens in all.
+MeshesChoice tried_meshes(const PlanCommand& c, bool accumulates, const std::string& named_model, int ranks,
+                          const std::optional<EmulatedLink>& link) {
+  const Outline whole = outline_of(c, named_model, ranks);
+  const OutlineOfMesh outline = [&](const TrainOptions& options) {
+    if (c.outline.empty()) return outline_of(c, options, ranks);
+    return with_more_tokens(whole, static_cast<double>(ranks) / mesh_of(options.sizes, ranks).dp);
+  };
+  return try_meshes(c, accumulates, outline,
+                    simulation_of(ranks, link, measured_costs(c.options, ranks, whole)));
 }
 
 Json to_json(const Plan& plan, const PlanRow& row) {
@@ -108,6 +127,7 @@ struct Planned {
   const Plan& plan;
   const std::optional<ChosenPacking>& packing;
   const std::optional<StagesChoice>& stages;
+  const std::optional<MeshesChoice>& meshes;
   int byte_scale;  // of its walk
 };
 
@@ -168,6 +188,7 @@ void print_json(const Planned& p, int ranks) {
     out["stages"].push_back({{"compute_seconds", stage.compute_seconds},
                              {"idle_seconds", stage.idle_seconds},
                              {"exposed_seconds", stage.exposed_seconds}});
+  if (p.meshes) out["meshes"] = json_of(*p.meshes);
   for (const Plan::Stage& stage : p.plan.stages) {
     if (!p.command.show_schedule) break;
     Json tables;
@@ -239,6 +260,14 @@ void print_text(const Planned& p, int ranks) {
                 seconds_text(predicted.stages[s].compute_seconds).c_str(),
                 seconds_text(predicted.stages[s].idle_seconds).c_str(),
                 seconds_text(predicted.stages[s].exposed_seconds).c_str());
+  if (p.meshes) print_meshes(*p.meshes, ranks, p.command.nodes > 0);
+}
+
+// A mesh that was chosen, as if it had been typed.
+void take_mesh(PlanCommand& c, const PlannedMesh& best) {
+  c.mesh = best.mesh.text();
+  c.options.accumulate = best.micro_batches;
+  if (best.mesh.pp == 1) without_stages(c);
 }
 
 int plan(const std::vector<std::string>& arguments) {
@@ -251,13 +280,21 @@ int plan(const std::vector<std::string>& arguments) {
   resolve_model(command);
   const int ranks = resolve_ranks(command, {}, true, kMostSimulatedRanks);
   resolve_plan(command, command.link, command, ranks);
+  const std::optional<EmulatedLink> link = resolve_network(command.link, command, ranks);
+  const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";
+  const bool accumulates = names_flag(arguments, "--accumulate");
+  std::optional<MeshesChoice> meshes;
+  if (command.mesh == kAuto) {
+    meshes = tried_meshes(command, accumulates, named_model, ranks, link);
+    take_mesh(command, meshes->best.front());
+  }
+  const bool tries = command.mesh.empty() && names_flag(arguments, "--ranks") && ranks <= kMostTriedUnasked &&
+                     can_be_cut(command.options.model);
   resolve_mesh(command, ranks);
   const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables),
              auto_slices = take_auto(command.options.sizes.experts);
   check_undecided(command.options, auto_tables, ranks);
-  const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";
   const Outline outline = outline_of(command, named_model, ranks);
-  const std::optional<EmulatedLink> link = resolve_network(command.link, command, ranks);
   std::optional<TablesChoice> tables;
   if (auto_tables) {
     tables = choose_tables_for(command.options, ranks, outline);
@@ -298,8 +335,9 @@ int plan(const std::vector<std::string>& arguments) {
   if (choice) explain(made, *choice);
   if (tables) explain(made, *tables);
   if (slices) explain(made, *slices);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made,
-                        packing, stages,  simulation.byte_scale};
+  if (tries) meshes = tried_meshes(command, accumulates, named_model, ranks, link);
+  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made, packing,
+                        stages,  meshes,  simulation.byte_scale};
   if (!command.svg.empty()) write_file(command.svg, schedule_svg(outline, emulation, simulation));
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;

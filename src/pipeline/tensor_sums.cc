@@ -26,13 +26,17 @@ std::string title_of(const SumShape& sum) {
 TensorSums::TensorSums(Engine& engine, const Comm& group, std::vector<SumShape> sums, Options options)
     : engine_(engine), comm_(group), sums_(std::move(sums)), options_(std::move(options)) {}
 
+Shape TensorSums::call_of(const SumShape& sum, std::int64_t tokens) const {
+  return {.size = comm_.size(),
+          .count = tokens * sum.values,
+          .element_bytes = size_of(options_.dtype),
+          .node_size = comm_.node_size(),
+          .micro_op_bytes = comm_.micro_op_bytes()};
+}
+
 std::uint64_t TensorSums::bytes_of(const SumShape& sum, std::int64_t tokens) const {
-  const Shape shape{.size = comm_.size(),
-                    .count = tokens * sum.values,
-                    .element_bytes = size_of(options_.dtype),
-                    .node_size = comm_.node_size(),
-                    .micro_op_bytes = comm_.micro_op_bytes()};
-  return choose(Family::all_reduce, shape, comm_.cost()).bytes(shape);
+  const Shape call = call_of(sum, tokens);
+  return choose(Family::all_reduce, call, comm_.cost()).bytes(call);
 }
 
 std::vector<PlanRow> TensorSums::rows() const {
@@ -48,8 +52,9 @@ std::vector<PlanRow> TensorSums::rows() const {
                 .traffic = TrafficClass::blocking,
                 .slot = options_.first_slot + static_cast<std::uint32_t>(s)};
     row.bytes = static_cast<double>(bytes_of(sum, options_.tokens)) * options_.micro_batches;
+    const Shape call = call_of(sum, options_.tokens);
     row.seconds =
-        options_.micro_batches * comm_.cost().hop_seconds + row.bytes * comm_.cost().seconds_per_byte;
+        options_.micro_batches * choose(Family::all_reduce, call, comm_.cost()).seconds(call, comm_.cost());
     row.why = "of " + std::to_string(comm_.size()) + " ranks' shares, in each micro-batch";
     out.push_back(std::move(row));
   }

@@ -20,6 +20,8 @@
 
 namespace weft {
 
+struct Shape;  // collectives/registry.h
+
 class TensorSums final : public Strategy {
  public:
   struct Options {
@@ -64,6 +66,7 @@ class TensorSums final : public Strategy {
     std::int64_t tokens = 0;
     std::vector<Ticket> tickets;  // of each sum
   };
+  Shape call_of(const SumShape& sum, std::int64_t tokens) const;  // of the all-reduce
   std::uint64_t bytes_of(const SumShape& sum, std::int64_t tokens) const;
   static Task<void> add_up(Comm comm, std::shared_ptr<Bytes> bytes, Dense data);
 

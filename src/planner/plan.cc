@@ -94,45 +94,56 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
   out.step_seconds = step_of(ranks);
   const double free_seconds = step_of(walk(outline, emulation, unlimited));
   out.exposed_seconds = std::max(0.0, out.step_seconds - free_seconds);
-  for (int stage = 0; emulation.mesh.pp > 1 && stage < emulation.mesh.pp; ++stage) {
+  double computed_by_all = 0;
+  for (int stage = 0; stage < emulation.mesh.pp; ++stage) {
     const int rank = emulation.mesh.rank_of({.pp = stage});
     const double computed = ranks[static_cast<std::size_t>(rank)].times.back().computed();
+    computed_by_all += computed;
+    if (emulation.mesh.pp == 1) break;
     out.stages.push_back({.compute_seconds = computed,
                           .idle_seconds = std::max(0.0, free_seconds - computed),
                           .exposed_seconds = out.exposed_seconds});
   }
-  out.compute_seconds = compute_seconds(with_dense_tables(outline, emulation.tables)) / emulation.mesh.pp;
+  // Of what tensor-parallel ranks compute some is cut among them, and some is not.
+  out.compute_seconds =
+      (emulation.mesh.tp > 1 ? computed_by_all
+                             : compute_seconds(with_dense_tables(outline, emulation.tables))) /
+      emulation.mesh.pp;
   out.busiest_port_bytes = busiest_port_bytes(ranks, simulation);
   out.notes = ranks.front().notes;
   return out;
 }
 
+Plan make_tables(const Outline& outline, const EmulationOptions& emulation, int num_ranks) {
+  Plan out;
+  SimRanksOptions options;
+  options.sim.link.ranks = num_ranks;
+  SimRanks ranks(options);
+  for (int stage = 0; stage < emulation.mesh.pp; ++stage) {
+    const int rank = emulation.mesh.rank_of({.pp = stage});
+    Engine& engine = ranks.engine(rank);
+    if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
+    JobOptions walked = job_options(emulation, outline, rank);
+    walked.table_memory_rows = kWalkedRows;
+    JobStrategies job(engine, engine.world(),
+                      rank_model(outline, emulation, expert_layout(emulation, rank), rank).shape, walked);
+    std::vector<PlanRow> rows = job.all().rows();
+    for (PlanRow& row : rows) {
+      if (emulation.mesh.pp > 1) row.why = "stage " + std::to_string(stage) + ": " + row.why;
+      out.rows.push_back(std::move(row));
+    }
+    out.world = engine.world().group_id();
+    out.stages.push_back({job.all().shape(), job.all().tables(emulation.micro_batches), rows.size()});
+    out.why_updates_wait = job.all().why_updates_wait();
+    // The comparison of plans has begun, and nobody answers it.
+    engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
+  }
+  return out;
+}
+
 Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
                const SimulationOptions& simulation) {
-  Plan out;
-  {
-    SimRanksOptions options;
-    options.sim.link.ranks = simulation.ranks;
-    SimRanks ranks(options);
-    for (int stage = 0; stage < emulation.mesh.pp; ++stage) {
-      const int rank = emulation.mesh.rank_of({.pp = stage});
-      Engine& engine = ranks.engine(rank);
-      if (emulation.planned_link) engine.world().endpoint().set_cost(*emulation.planned_link);
-      JobOptions walked = job_options(emulation, outline, rank);
-      walked.table_memory_rows = kWalkedRows;
-      JobStrategies job(engine, engine.world(),
-                        rank_model(outline, emulation, expert_layout(emulation, rank), rank).shape, walked);
-      for (PlanRow& row : job.all().rows()) {
-        if (emulation.mesh.pp > 1) row.why = "stage " + std::to_string(stage) + ": " + row.why;
-        out.rows.push_back(std::move(row));
-      }
-      out.world = engine.world().group_id();
-      out.stages.push_back({job.all().shape(), job.all().tables(emulation.micro_batches)});
-      out.why_updates_wait = job.all().why_updates_wait();
-      // The comparison of plans has begun, and nobody answers it.
-      engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
-    }
-  }
+  Plan out = make_tables(outline, emulation, simulation.ranks);
   out.prediction = predict(outline, emulation, simulation);
   add_notes(out.rows, out.prediction.notes);
   return out;

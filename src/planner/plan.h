@@ -39,6 +39,7 @@ struct Plan {
   struct Stage {
     ModelShape shape;
     Tables tables;
+    std::size_t rows = 0;  // of `rows`, one stage's behind the other's
   };
   std::vector<Stage> stages;  // of rank 0, and of a rank of each further stage
   std::string why_updates_wait;
@@ -58,6 +59,8 @@ int walk_scale(const Outline& outline, const EmulationOptions& emulation, int ra
 // algorithms are chosen; its steps are not used. Walked at the byte scale of `simulation`.
 Plan make_plan(const Outline& outline, const EmulationOptions& emulation,
                const SimulationOptions& simulation);
+// The same without a prediction, of so many ranks.
+Plan make_tables(const Outline& outline, const EmulationOptions& emulation, int ranks);
 // The prediction alone.
 Prediction predict(const Outline& outline, const EmulationOptions& emulation,
                    const SimulationOptions& simulation);

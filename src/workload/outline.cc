@@ -253,6 +253,30 @@ Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank
   return out;
 }
 
+Outline with_more_tokens(Outline outline, double times) {
+  const auto rounded = [times](std::int64_t count) {
+    return std::max<std::int64_t>(1, std::llround(times * static_cast<double>(count)));
+  };
+  outline.tokens_per_rank = rounded(outline.tokens_per_rank);
+  outline.other_seconds *= times;
+  for (OutlineBlock& block : outline.blocks) {
+    block.forward_seconds *= times;
+    block.backward_seconds *= times;
+  }
+  for (OutlineTable& table : outline.tables) {
+    if (table.lookups_per_step > 0) table.lookups_per_step = rounded(table.lookups_per_step);
+    table.rows_per_step = std::min(static_cast<double>(table.rows), times * table.rows_per_step);
+    table.dense_forward_seconds *= times;
+    table.dense_backward_seconds *= times;
+  }
+  for (OutlineExperts& e : outline.experts) {  // (a row takes as long as it did)
+    for (double* seconds : {&e.gate_forward_seconds, &e.gate_backward_seconds, &e.shared_forward_seconds,
+                            &e.shared_backward_seconds, &e.merge_forward_seconds, &e.merge_backward_seconds})
+      *seconds *= times;
+  }
+  return outline;
+}
+
 void set_seconds(Outline& outline, const StepTimes& times) {
   outline.experts.clear();
   for (OutlineTensor& tensor : outline.tensors) tensor.of = OutlineTensor::Of::block;

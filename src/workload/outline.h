@@ -109,6 +109,10 @@ Outline outline_of(const ModelShape& shape, std::int64_t tokens_per_rank);
 // UsageError for a rate or tokens that are not positive.
 Outline outline_from_flops(const ModelShape& shape, std::int64_t tokens_per_rank, double flops_per_second);
 
+// The same model where a rank has so many times the tokens: forward, backward and what is outside of blocks take so
+// many times as long, updates as long as they did.
+Outline with_more_tokens(Outline outline, double times);
+
 // Seconds that were measured, block by block: a layer of experts is not told apart from its block any more.
 // REQUIRES: `times` are of the model that the outline was made of.
 void set_seconds(Outline& outline, const StepTimes& times);

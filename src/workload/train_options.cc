@@ -96,6 +96,10 @@ BatchOptions batch_options(const TrainOptions& o, int rank, int ranks) {
           .size = mesh.dp};
 }
 
+std::int64_t sequences_of_rank(const TrainOptions& o, int data_ranks) {
+  return (o.global_batch + data_ranks - 1) / data_ranks;
+}
+
 std::int64_t sequence_length(const TrainOptions& o) { return o.length != 0 ? o.length : o.sizes.context; }
 
 namespace {

@@ -21,6 +21,8 @@ std::int64_t sequence_length(const TrainOptions& options);
 // batches.
 DataOptions data_options(const TrainOptions& options);
 ModelOptions model_sizes(const TrainOptions& options, const DataSource& source);
+// Of a step, that the data-parallel rank with most has, of so many.
+std::int64_t sequences_of_rank(const TrainOptions& options, int data_ranks);
 // Of so many ranks: stages, and experts that share a layer's, are those of the options.
 Mesh mesh_of(const ModelOptions& sizes, int ranks);
 // Of a rank's model: it has the experts, and the stage, of its place.

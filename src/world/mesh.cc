@@ -118,6 +118,24 @@ Mesh parse_mesh(std::string_view text, int ranks) {
   return mesh;
 }
 
+std::vector<Mesh> all_meshes(int ranks) {
+  const auto divisors = [](int n) {
+    std::vector<int> out;
+    for (int d = 1; d <= n; ++d) {
+      if (n % d == 0) out.push_back(d);
+    }
+    return out;
+  };
+  std::vector<Mesh> out;
+  for (const int pp : divisors(ranks)) {
+    for (const int tp : divisors(ranks / pp)) {
+      const int dp = ranks / pp / tp;
+      for (const int ep : divisors(dp)) out.push_back({.dp = dp, .pp = pp, .tp = tp, .ep = ep});
+    }
+  }
+  return out;
+}
+
 std::vector<int> ranks_of_node(const Mesh& mesh, int rank, int ranks_per_node) {
   if (ranks_per_node < 1 || mesh.ranks() % ranks_per_node != 0) {
     throw UsageError("mesh '" + mesh.text() + "': " + std::to_string(mesh.ranks()) +

@@ -70,6 +70,9 @@ struct Mesh {
 // dp.
 Mesh parse_mesh(std::string_view text, int ranks);
 
+// Every mesh of so many ranks: those along dp alone first, then by pp, tp and ep. REQUIRES: at least one rank.
+std::vector<Mesh> all_meshes(int ranks);
+
 // Which ranks share `rank`'s node where each node has `ranks_per_node` of them, in order.
 // Throws UsageError if there are not as many on every node.
 std::vector<int> ranks_of_node(const Mesh& mesh, int rank, int ranks_per_node);

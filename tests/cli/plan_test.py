@@ -76,6 +76,44 @@ class PlanTest(unittest.TestCase):
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
             self.assertIn(says, done.stderr)
 
+    def test_meshes(self) -> None:
+        flags = ("--layers", "4", "--heads", "4", "--ranks", "8", "--nodes", "2", "--scale-up", "10gbit", "--link", "100mbit,50us",
+                 "--global-batch", "16", "--flops", "2gflops", "--scheme", "dense")
+        plan = self.plan(*flags)
+        self.assertEqual((plan["mesh"], plan["meshes"]["cases"]), ("dp=8", 8))  # what was planned is as ever
+        best = plan["meshes"]["best"]
+        self.assertEqual(len(best), 5)
+        self.assertEqual([m["step_seconds"] for m in best], sorted(m["step_seconds"] for m in best))
+        for mesh in best:
+            self.assertTrue(mesh["why"] and mesh["memory_bytes"] > 0, mesh)
+            self.assertEqual("pp" in mesh["mesh"], mesh["idle_seconds"] > 0, mesh)
+        # Each of them planned alone says the same (but for the kernels' costs, which are measured anew), and none is faster.
+        of = {m["mesh"]: m for m in best}
+        fastest = min(of.values(), key=lambda m: m["step_seconds"])
+        for mesh in ("dp=8", "dp=4,pp=2", "dp=2,pp=4", "dp=4,tp=2", "dp=2,tp=4", "dp=2,pp=2,tp=2", "pp=4,tp=2", "pp=2,tp=4"):
+            stages = int(mesh.partition("pp=")[2][:1] or 1)
+            data = int(mesh.partition("dp=")[2][:1] or 1)
+            micro_batches = 1 if stages == 1 else min(16 // data, 4 * stages)
+            alone = self.plan(*flags, "--mesh", mesh, "--accumulate", str(micro_batches))
+            self.assertNotIn("meshes", alone)
+            self.assertGreater(alone["step_seconds"], 0.97 * fastest["step_seconds"], mesh)
+            if mesh not in of:
+                self.assertGreater(alone["step_seconds"], 0.97 * max(m["step_seconds"] for m in best), mesh)
+                continue
+            self.assertEqual(of[mesh]["micro_batches"], micro_batches)
+            self.assertAlmostEqual(of[mesh]["step_seconds"], alone["step_seconds"], delta=0.03 * alone["step_seconds"], msg=mesh)
+        # The best one as if it had been typed; flags of stages are of those meshes that have some.
+        chosen = self.plan(*flags, "--mesh", "auto", "--schedule", "gpipe", "--backward-rank", "2")
+        self.assertEqual(chosen["mesh"], chosen["meshes"]["best"][0]["mesh"])
+        self.assertAlmostEqual(chosen["step_seconds"], chosen["meshes"]["best"][0]["step_seconds"], delta=0.03 * chosen["step_seconds"])
+        text = self.weft("plan", *SMALL, *flags).stdout
+        self.assertRegex(text, r"\npredicted: .*\n\nmeshes of 8 ranks, the fastest of 8\b.*\nmesh +micro-batches +step +bubble +exposed +busiest node +memory +why\n")
+        moe = self.plan("--model", "gpt-moe", "--heads", "4", "--experts", "4", "--ranks", "4", "--link", "1gbit,50us", "--scheme", "dense")
+        self.assertEqual(moe["meshes"]["cases"], 3 + 2 + 1 + 2 + 1)  # ep divides dp: of 4 (tp 1, 2, 4) and, of two stages, 2 (tp 1, 2)
+        # Others have none, and nobody who names no ranks waits for them.
+        self.assertNotIn("meshes", self.plan("--model", "lm", "--ranks", "4"))
+        self.assertNotIn("meshes", self.plan("--link", "1gbit"))
+
     def test_tables_auto_says_why(self) -> None:
         flags = ("--model", "lm", "--preset", "tiny", "--width", "64", "--samples", "64", "--global-batch", "64", "--ranks", "8",
                  "--link", "1gbit,50us", "--scheme", "dense", "--optimizer", "adagrad")

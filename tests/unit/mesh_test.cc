@@ -15,7 +15,7 @@ static_assert(Mesh{.dp = 4, .pp = 2, .tp = 3}.rank_of({.dp = 3, .pp = 1, .tp = 2
 static_assert(Mesh{.dp = 4, .pp = 2, .tp = 3}.rank_of({.dp = 1}) == 3);  // tp is fastest
 static_assert(Mesh{.dp = 4, .pp = 2, .tp = 3}.ranks() == 24);
 
-std::vector<Mesh> all_meshes(int most) {
+std::vector<Mesh> meshes_up_to(int most) {
   std::vector<Mesh> out;
   for (int dp = 1; dp <= most; ++dp) {
     for (int pp = 1; dp * pp <= most; ++pp) {
@@ -29,8 +29,19 @@ std::vector<Mesh> all_meshes(int most) {
   return out;
 }
 
+TEST(Mesh, AllOfANumberOfRanksAreThereOnce) {
+  for (int ranks = 1; ranks <= 64; ++ranks) {
+    std::vector<Mesh> expected = meshes_up_to(ranks);
+    std::erase_if(expected, [&](const Mesh& mesh) { return mesh.ranks() != ranks; });
+    const std::vector<Mesh> all = all_meshes(ranks);
+    ASSERT_EQ(all.size(), expected.size()) << ranks;
+    EXPECT_TRUE(std::ranges::is_permutation(all, expected)) << ranks;
+    EXPECT_EQ(all.front(), Mesh{.dp = ranks}) << ranks;
+  }
+}
+
 TEST(Mesh, CoordinatesAndRanksGoBothWays) {
-  for (const Mesh& mesh : all_meshes(64)) {
+  for (const Mesh& mesh : meshes_up_to(64)) {
     for (int rank = 0; rank < mesh.ranks(); ++rank) {
       const Coordinates at = mesh.coordinates(rank);
       ASSERT_EQ(mesh.rank_of(at), rank) << mesh.text();
@@ -64,7 +75,7 @@ std::string wrong_groups(const Mesh& mesh, Axis axis) {
 }
 
 TEST(Mesh, GroupsAlongEveryAxisPartitionTheWorld) {
-  for (const Mesh& mesh : all_meshes(64)) {
+  for (const Mesh& mesh : meshes_up_to(64)) {
     for (const Axis axis : kAxes) {
       ASSERT_EQ(wrong_groups(mesh, axis), "") << mesh.text() << " along " << name_of(axis);
     }
@@ -86,7 +97,7 @@ TEST(Mesh, GroupsByHand) {
 }
 
 TEST(Mesh, TextGoesBothWays) {
-  for (const Mesh& mesh : all_meshes(24)) {
+  for (const Mesh& mesh : meshes_up_to(24)) {
     EXPECT_EQ(parse_mesh(mesh.text(), mesh.ranks()), mesh) << mesh.text();
   }
   EXPECT_EQ(parse_mesh("", 6), (Mesh{.dp = 6}));
