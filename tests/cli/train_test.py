@@ -239,7 +239,8 @@ class RunTest(TrainTest):
         moe = (*TINY, "--model", "gpt-moe", "--ranks", "4", "--steps", "1")
         for arguments, says in ((("--mesh", "ep=3"), "ep=3 does not divide"), (("--mesh", "ep=4", "--experts", "6"), "cannot be dealt"),
                                 (("--expert-choices", "3"), "1 or 2"), (("--experts", "1"), "cannot choose 2 of 1"),
-                                (("--expert-capacity", "-1"), "expert-capacity"), (("--expert-slices", "0"), "expert-slices"),
+                                (("--expert-capacity", "-1"), "expert-capacity"), (("--expert-capacity", "nan"), "expert-capacity"),
+                                (("--expert-slices", "0"), "expert-slices"),
                                 (("--expert-policy", "lena"), "lina"), (("--mesh", "tp=4"), "heads must be a multiple of the 4"),
                                 (("--expert-policy", "plain", "--expert-slices", "2"), "one slice"),
                                 (("--mesh", "ep=4", "--expert-packing", "3"), "does not divide the 4 ranks"),
@@ -247,6 +248,21 @@ class RunTest(TrainTest):
                                 (("--mesh", "ep=4", "--expert-packing", "most"), "neither auto nor a number")):
             self.refused(*moe, *arguments, says=says)
         self.refused(*TINY, "--mesh", "ep=2", "--ranks", "4", "--steps", "1", says="no experts")
+
+    def test_more_ranks_than_experts_and_more_experts_than_ranks(self) -> None:
+        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--steps", "3", "--checkpoint-every", "0", "--expert-capacity", "0")
+        self.refused(*moe, "--ranks", "4", "--experts", "2", "--mesh", "ep=4", says="2 experts cannot be dealt to 4 ranks")
+        for experts, ranks, mesh in (("2", "4", "dp=4,ep=2"), ("8", "2", "ep=2")):
+            self.ok(self.train(*moe, "--experts", experts, "--ranks", "1", "--out", f"{experts}-alone"))
+            self.ok(self.train(*moe, "--experts", experts, "--ranks", ranks, "--mesh", mesh, "--out", experts))
+            for mine, other in zip(self.losses(experts), self.losses(f"{experts}-alone")):
+                self.assertAlmostEqual(mine, other, delta=1e-5)
+        self.assertNotAlmostEqual(self.losses("2")[-1], self.losses("8")[-1], delta=1e-5)  # control
+
+    def test_a_gate_that_gives_no_numbers(self) -> None:
+        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--ranks", "2", "--mesh", "ep=2", "--steps", "9", "--checkpoint-every", "0")
+        done = self.refused(*moe, "--optimizer", "sgd", "--lr", "1e30", "--out", "a", says="the loss is NaN on rank 0")
+        self.assertRegex(done.stderr, r"step \d+")
 
     def test_config_file_round_trip(self) -> None:
         flags = ("--ranks", "2", "--steps", "3", "--lr", "0.0123", "--clip-norm", "0.7", "--link", "2gbit,20us",
@@ -324,6 +340,15 @@ class LauncherTest(TrainTest):
         self.refused(*flags, "--ranks", "3", "--out", "x", says="leave --ranks out",
                      before=(WEFT, "launch", "-n", "2", "--"))
         self.refused(*flags, "--out", "tcp", says="has a run already", before=(WEFT, "launch", "-n", "2", "--"))
+
+    def test_ranks_that_disagree_about_the_number_of_experts(self) -> None:
+        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--mesh", "ep=2", "--steps", "2", "--checkpoint-every", "0", "--out", "a")
+        command = " ".join((WEFT, "train", *moe, "--experts $((4 + 4 * RANK))"))
+        done = self.run_command(WEFT, "launch", "-n", "2", "--", "sh", "-c", "exec " + command)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        for rank in (0, 1):  # who notices it first tells the other
+            (sentence,) = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}] ")]
+            self.assertRegex(sentence, r"rank [01] has another plan of buckets \(names, lengths or options\) than rank [01]")
 
     def test_a_launched_run_is_predicted_over_the_link_that_it_measured(self) -> None:
         flags = (*TINY, "--steps", "8", "--scheme", "dense", "--checkpoint-every", "0")
