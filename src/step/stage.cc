@@ -37,6 +37,8 @@ std::vector<ChunkBlocks> dealt(const ModelShape& whole, const StageOptions& opti
         std::accumulate(options.layers.begin(), options.layers.end(), 0) != layers)
       refuse("layers of stages are so many for each of " + std::to_string(chunks) +
              ", together the model's " + std::to_string(layers));
+    if (const int fewest = std::ranges::min(options.layers); fewest < 1)
+      refuse("a stage has at least one layer, not " + std::to_string(fewest));
     int at = 0;
     for (const int count : options.layers) {
       out.push_back({at, count});

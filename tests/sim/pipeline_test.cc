@@ -279,6 +279,8 @@ TEST(Pipeline, BadInputIsNamed) {
             "pipeline: model 'gpt' has 2 layers, too few for 3 stages: every one has at least one");
   EXPECT_EQ(refusal([&] { stage_shape(whole, {.stages = 2, .layers = {1, 2}}); }),
             "pipeline: layers of stages are so many for each of 2, together the model's 2");
+  EXPECT_EQ(refusal([&] { stage_shape(whole, {.stages = 2, .layers = {2, 0}}); }),
+            "pipeline: a stage has at least one layer, not 0");
   EXPECT_EQ(refusal([&] { stage_shape(whole, {.stages = 2, .schedule = "1f2b"}); }),
             "unknown schedule '1f2b': did you mean '1f1b'? There are gpipe, 1f1b, interleaved, zb-h1");
   EXPECT_EQ(refusal([&] { check_stage({.stages = 2, .chunks = 2}); }),
