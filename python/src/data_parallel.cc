@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data_parallel/data_parallel.h"
+#include "exchange_options.h"
 #include "session.h"
 #include "snapshot.h"
 #include "step/run_step.h"
@@ -31,66 +32,10 @@ std::span<T> part_at(Address address, std::int64_t first, std::int64_t count) {
   return {reinterpret_cast<T*>(address) + first, static_cast<std::size_t>(count)};
 }
 
-// Takes what `values` has under the field's name; the rest are knobs of the scheme.
-class Reader {
- public:
-  explicit Reader(const py::dict& values) : values_(values.attr("copy")()) {}
-  template <class T>
-  void take(const char* name, T& field) {
-    if (!values_.contains(name)) return;
-    try {
-      field = values_.attr("pop")(name).cast<T>();
-    } catch (const py::cast_error&) {
-      throw UsageError(std::string("the option '") + name + "' has a value of another type than it should");
-    }
-  }
-  void finish(SchemeOptions& scheme) const {
-    for (const auto& [key, value] : values_) {
-      const auto name = py::str(key).cast<std::string>();
-      std::string knob = name;
-      std::ranges::replace(knob, '_', '-');
-      const auto has_name = [&](const SchemeKnob& k) { return k.name == knob; };
-      if (std::ranges::none_of(scheme_knobs(), has_name))
-        throw UsageError("there is no option '" + name + "'");
-      find_scheme_knob(knob).set(scheme, py::str(value).cast<std::string>());
-    }
-  }
-
- private:
-  py::dict values_;
-};
-
-struct Options {
-  DataParallelOptions exchange;
-  std::uint64_t compared = 0;  // of what Python decides
-};
-
-Options options_of(const py::dict& values) {
-  Options all;
-  DataParallelOptions& out = all.exchange;
-  SchemeOptions& scheme = out.scheme;
-  std::string dtype = "float32";
-  Reader reader(values);
-  reader.take("scheme", scheme.name);
-  reader.take("dtype", dtype);
-  reader.take("blocks", scheme.blocks);
-  reader.take("seed", scheme.seed);
-  reader.take("all_reduce", scheme.all_reduce);
-  reader.take("threads", scheme.threads);
-  reader.take("divisor", out.divisor);
-  reader.take("clip_local", out.clip_local);
-  reader.take("find_unused", out.find_unused);
-  reader.take("unused_stay_out", out.unused_stay_out);
-  reader.take("compared", all.compared);
-  reader.finish(scheme);
-  out.dtype = dtype == "float64" ? DType::float64 : DType::float32;
-  return all;
-}
-
 // The step: a table over one block, "module", whose pieces are computed by the user's code.
 class Step final : public Driver {
  public:
-  Step(World& world, const std::vector<ParameterTuple>& parameters, const Options& all,
+  Step(World& world, const std::vector<ParameterTuple>& parameters, const ExchangeOptions& all,
        std::uint32_t first_slot)
       : strategies_(world.engine(), world.comm(), shape_of(parameters),
                     // What a step that is not finite means, Python decides; its loss is the user's.
@@ -168,7 +113,7 @@ class DataParallel {
   DataParallel(std::shared_ptr<Session> session, const std::vector<ParameterTuple>& parameters,
                const py::dict& values)
       : session_(std::move(session)) {
-    const Options options = options_of(values);
+    const ExchangeOptions options = exchange_options_of(values);
     wide_ = options.exchange.dtype == DType::float64;
     World& world = session_->world();
     const std::uint32_t first_slot = session_->take_slots(0);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "experts_step.h"
+#include "region.h"
 #include "session.h"
 #include "weft/error.h"
 
@@ -65,24 +66,6 @@ ExpertsSpec spec_of(const LayerTuple& layer, const LossTuple& losses, const std:
   return out;
 }
 
-// Rows that have arrived; the memory lives as long as this.
-struct ArrivedRows {
-  Experts::Rows rows;
-  DType dtype = DType::float32;
-  std::int64_t width = 0;
-};
-
-py::buffer_info buffer_of(ArrivedRows& arrived) {
-  const bool wide = arrived.dtype == DType::float64;
-  const auto item = static_cast<py::ssize_t>(wide ? sizeof(double) : sizeof(float));
-  return {arrived.rows.memory.get(),
-          item,
-          wide ? py::format_descriptor<double>::format() : py::format_descriptor<float>::format(),
-          1,
-          {static_cast<py::ssize_t>(arrived.rows.count * arrived.width)},
-          {item}};
-}
-
 class ExpertLayer {
  public:
   ExpertLayer(std::shared_ptr<Session> session, const LayerTuple& layer, const LossTuple& losses,
@@ -128,10 +111,10 @@ class ExpertLayer {
   StopTuple begin_backward(int call) { return stop_of(live().call(call).begin_backward()); }
   StopTuple go_on(int call) { return stop_of(live().call(call).go_on()); }
   bool was_backward(int call) { return live().call(call).was_backward(); }
-  std::tuple<ArrivedRows, py::bytes> arrived(int call, const std::string& what, int slice) {
-    ArrivedRows out{live().call(call).arrived(exchange_named(what), slice), step_->spec().dtype,
-                    step_->spec().width};
-    return {out, bytes_of(out.rows.counts)};
+  std::tuple<Region, py::bytes> arrived(int call, const std::string& what, int slice) {
+    const Experts::Rows rows = live().call(call).arrived(exchange_named(what), slice);
+    const Dense values(rows.memory.get(), rows.count * step_->spec().width, step_->spec().dtype);
+    return {Region{rows.memory, values}, bytes_of(rows.counts)};
   }
   // The losses of all ranks' tokens, and their gradient in what this rank's gate gave.
   std::tuple<double, std::vector<double>> losses(int call) {
@@ -160,7 +143,6 @@ class ExpertLayer {
 }  // namespace
 
 void bind_experts(py::module_& module) {
-  py::class_<ArrivedRows>(module, "ArrivedRows", py::buffer_protocol()).def_buffer(&buffer_of);
   py::class_<ExpertLayer>(module, "ExpertLayer")
       .def(py::init<std::shared_ptr<Session>, const LayerTuple&, const LossTuple&, const std::string&>())
       .def_property_readonly("replicas", &ExpertLayer::replicas)

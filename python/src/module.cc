@@ -5,7 +5,9 @@
 #include "data_parallel.h"
 #include "errors.h"
 #include "experts.h"
+#include "region.h"
 #include "session.h"
+#include "stages.h"
 #include "tables.h"
 
 PYBIND11_MODULE(_weft, module) {
@@ -13,7 +15,9 @@ PYBIND11_MODULE(_weft, module) {
   module.attr("__version__") = WEFT_VERSION;
   weft::python::bind_errors(module);
   weft::python::bind_session(module);
+  weft::python::bind_region(module);
   weft::python::bind_data_parallel(module);
   weft::python::bind_tables(module);
   weft::python::bind_experts(module);
+  weft::python::bind_stages(module);
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "region.h"
 #include "session.h"
 #include "tables_step.h"
 #include "weft/error.h"
@@ -25,23 +26,6 @@ using TableTuple =
     std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t, std::string, OptimizerOptions, int>;
 using GradientTuple = std::tuple<Memory, OptimizerOptions>;                       // and the rule of the step
 using StateTuple = std::tuple<std::string, std::string, std::string, py::bytes>;  // kind, table, type, values
-
-// Memory of the core that Python reads and writes in place; it lives as long as this.
-struct Region {
-  std::shared_ptr<void> owner;
-  Dense values;
-};
-
-py::buffer_info buffer_of(Region& region) {
-  const bool wide = region.values.dtype == DType::float64;
-  const auto item = static_cast<py::ssize_t>(wide ? sizeof(double) : sizeof(float));
-  return {region.values.data,
-          item,
-          wide ? py::format_descriptor<double>::format() : py::format_descriptor<float>::format(),
-          1,
-          {static_cast<py::ssize_t>(region.values.count)},
-          {item}};
-}
 
 std::span<const std::int64_t> ids_of(const Memory& memory) {
   const Dense ids = dense_of(memory);
@@ -200,7 +184,6 @@ void bind_tables(py::module_& module) {
       .def_readwrite("lr_decay", &OptimizerOptions::lr_decay)
       .def_readwrite("initial_accumulator", &OptimizerOptions::initial_accumulator)
       .def("validate", &validate_rows);
-  py::class_<Region>(module, "Region", py::buffer_protocol()).def_buffer(&buffer_of);
   py::class_<Tables>(module, "Tables")
       .def(py::init<std::shared_ptr<Session>, const std::vector<TableTuple>&, double, bool, bool>(),
            py::arg("session"), py::arg("tables"), py::arg("divisor") = 0, py::arg("waits") = false,

@@ -16,7 +16,7 @@ from ._weft import Error, TimeoutError, TransportError, UsageError, __version__
 from ._world import init, is_initialized, rank, shutdown, size, transport
 
 if TYPE_CHECKING:
-    from . import nn, optim
+    from . import nn, optim, pipeline
     from ._columns import save
     from ._compression import Compression
     from ._data_parallel import DataParallel
@@ -49,6 +49,7 @@ __all__ = [
     "lookahead",
     "nn",
     "optim",
+    "pipeline",
     "rank",
     "reduce_scatter",
     "save",
@@ -67,6 +68,7 @@ _NEEDS_TORCH = {
     "lookahead": "_lookahead",
     "nn": "nn",
     "optim": "optim",
+    "pipeline": "pipeline",
     "save": "_columns",
     "shard_embeddings": "nn",
 }

@@ -1,6 +1,7 @@
 """What is one rank's own: parameters that others do not have, so that nobody averages them or gives rank 0's values to all.
 
-Sharded tables (weft.nn.Embedding) and experts (weft.nn.MoE) are of this kind. torch's DistributedDataParallel is told by name.
+Sharded tables (weft.nn.Embedding), experts (weft.nn.MoE) and modules of a stage (weft.pipeline) are of this kind. torch's
+DistributedDataParallel is told by name.
 """
 
 from typing import Dict, List, Optional
@@ -13,12 +14,22 @@ from ._weft import UsageError
 _watching_ddp = False
 
 
-def is_expert(parameter: Optional[torch.Tensor]) -> bool:
-    return hasattr(parameter, "_weft_experts")
+def set_holders(parameter: torch.Tensor, ranks: int) -> None:
+    """So many ranks have it, and the same gradient of it."""
+    parameter._weft_holders = ranks  # type: ignore[attr-defined]
+
+
+def holders_of(parameter: Optional[torch.Tensor]) -> int:
+    """Ranks that have an expert, or a parameter of a stage; 0: it is none."""
+    return getattr(parameter, "_weft_holders", 0)
+
+
+def is_held(parameter: Optional[torch.Tensor]) -> bool:
+    return holders_of(parameter) > 0
 
 
 def is_apart(parameter: Optional[torch.Tensor]) -> bool:
-    return is_table(parameter) or is_expert(parameter)
+    return is_table(parameter) or is_held(parameter)
 
 
 def names_apart(module: torch.nn.Module) -> List[str]:

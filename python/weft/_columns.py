@@ -127,10 +127,7 @@ def save(model: Any, path: Any) -> None:
     state_dict(), and for a dict of such: weft.save({"model": model, "optimizer": optimizer}, path).
     """
     with only_rank_0():
-        if isinstance(model, dict):
-            state = {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in model.items()}
-        else:
-            state = model.state_dict()
+        state = {key: _whole_state(value) for key, value in model.items()} if isinstance(model, dict) else _whole_state(model)
     failure: Optional[Exception] = None
     if rank() == 0:
         try:
@@ -142,6 +139,13 @@ def save(model: Any, path: Any) -> None:
         raise failure
     if said:
         raise Error(f"rank 0 could not write '{path}': {said}")
+
+
+def _whole_state(value: Any) -> Any:
+    """Of what has a state; of a pipeline, that of all stages."""
+    if hasattr(value, "whole_state_dict"):
+        return value.whole_state_dict()
+    return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def _said_by_rank_0(text: str) -> str:

@@ -22,7 +22,7 @@ from ._world import init, session
 State = Dict[str, Any]
 _FORMAT = 2
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}  # of rows
-_NOT_FINITE = ("error", "skip", "nan")
+NOT_FINITE = ("error", "skip", "nan")
 _TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -63,8 +63,8 @@ class Compression:
         init()
         if not_finite is None:
             not_finite = "error" if scaler is None else "nan"
-        if not_finite not in _NOT_FINITE:
-            raise UsageError(f"not_finite is one of {', '.join(_NOT_FINITE)}, not '{not_finite}'")
+        if not_finite not in NOT_FINITE:
+            raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{not_finite}'")
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
             raise UsageError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
         if scaler is not None and not_finite == "skip":
@@ -213,18 +213,14 @@ class Compression:
         Its "rows" are vectors by owner, kind ("residual", "scale", ...) and name of the parameter or bucket; "values" is a
         tensor, or None for zeros.
         """
-        state = self._live.save()
-        for row in state["rows"]:
-            row["values"] = _tensor_of(row["values"], _DTYPES[row["dtype"]])
-        return {"weft_format": _FORMAT, **state}
+        return state_of(self._live.save())
 
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
         """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any size (in any order).
 
         On as many ranks as it was saved, every bit comes back; on another number the sum of the residuals is kept.
         """
-        states = [state] if isinstance(state, dict) else list(state)
-        self._live.load([_plain(each) for each in states])
+        self._live.load(plain_states(state))
 
 
 def _tensor_of(raw: bytes, dtype: torch.dtype) -> Optional[torch.Tensor]:
@@ -236,6 +232,17 @@ def _raw(tensor: Optional[torch.Tensor], dtype: torch.dtype) -> bytes:
         return b""
     image = tensor.detach().to("cpu", dtype).resolve_neg().contiguous()
     return ctypes.string_at(image.data_ptr(), image.nbytes)
+
+
+def state_of(saved: State) -> State:
+    """What the core has saved, with tensors."""
+    rows = [{**row, "values": _tensor_of(row["values"], _DTYPES[row["dtype"]])} for row in saved["rows"]]
+    return {"weft_format": _FORMAT, **saved, "rows": rows}
+
+
+def plain_states(given: Union[State, Sequence[State]]) -> List[State]:
+    """Of one rank or of several, as the core takes them."""
+    return [_plain(each) for each in ([given] if isinstance(given, dict) else list(given))]
 
 
 def _plain(state: Any) -> State:
@@ -255,8 +262,8 @@ def stable_names(module: torch.nn.Module, ignored: Iterable[str] = ()) -> List[T
     """The module's parameters, shared ones once, by names that do not change when it is compiled or wrapped; without sharded tables and
     experts."""
     skip = set(ignored)
-    return [(_stable(name), p) for name, p in module.named_parameters() if name not in skip and not is_apart(p)]
+    return [(stable_name(name), p) for name, p in module.named_parameters() if name not in skip and not is_apart(p)]
 
 
-def _stable(name: str) -> str:
+def stable_name(name: str) -> str:
     return name.replace("_orig_mod.", "")

@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
 
-from ._apart import is_expert
+from ._apart import set_holders
 from ._collectives import all_reduce, broadcast
 from ._columns import collective_state, require_same, wants_whole
 from ._weft import UsageError
@@ -47,7 +47,7 @@ class LocalExperts(torch.nn.ModuleDict):
             if first <= number < first + self.each:
                 self[str(number)] = module
         for p in self.parameters():
-            p._weft_experts = ep  # type: ignore[attr-defined]
+            set_holders(p, size() // ep)
 
     def numbers(self) -> List[str]:
         return list(self.keys())
@@ -113,13 +113,3 @@ def _by_expert(of_source: torch.Tensor) -> Tuple[torch.Tensor, List[int]]:
     first = (flat.cumsum(0) - flat).view_as(of_source)
     order = [torch.arange(int(f), int(f) + int(n)) for f, n in zip(first.t().reshape(-1), of_source.t().reshape(-1))]
     return torch.cat(order), of_source.sum(0).tolist()
-
-
-def squares_of_experts(parameters: Iterable[torch.Tensor]) -> float:
-    """Of the gradients of all ranks' experts, each once. A collective."""
-    total = torch.zeros(1, dtype=torch.float64)
-    for p in parameters:
-        if is_expert(p) and p.grad is not None:
-            total += p.grad.detach().double().square().sum().to("cpu") * p._weft_experts / size()  # type: ignore[attr-defined]
-    all_reduce(total)
-    return float(total)

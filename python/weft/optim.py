@@ -6,9 +6,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 import torch
 
 from . import _weft
-from ._apart import is_apart, is_expert
+from ._apart import holders_of, is_apart, is_held
+from ._collectives import all_reduce
 from ._columns import collective_state, gather, require_same
-from ._local_experts import squares_of_experts
 from ._tables import Tables, is_table
 from ._weft import Error, UsageError
 from ._world import init, rank
@@ -228,21 +228,21 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: Optional[bool] = None,
 ) -> torch.Tensor:
-    """torch.nn.utils.clip_grad_norm_ for a model, or its parameters, with sharded tables or experts: the norm is of all columns of all
-    ranks, and of every expert once.
+    """torch.nn.utils.clip_grad_norm_ for a model, or its parameters, with sharded tables or experts, or of a pipeline's stage: the norm is of
+    all columns of all ranks, and of every expert and every stage's parameter once.
 
     All ranks call it, once before an optimizer's step; where there are tables, with weft.optim.hybrid(optimizer, clips=True) (or a
     scaler). Gradients of other parameters are scaled in place and are the same on all ranks (averaged by DDP, say). A gradient of a table
-    that is not finite, on any rank, makes the norm NaN on all of them, and the optimizer's step is left out. Without tables and experts it
-    is torch's.
+    that is not finite, on any rank, makes the norm NaN on all of them, and the optimizer's step is left out. Without tables,
+    experts and stages it is torch's.
     """
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.parameters()
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     layers = [layer for layer in layers_of(given) if layer.weight.requires_grad]
-    experts = [p for p in given if is_expert(p)]
-    if not layers and experts:
-        return _clip_with_experts(given, float(max_norm), float(norm_type), error_if_nonfinite)
+    held = [p for p in given if is_held(p)]
+    if not layers and held:
+        return _clip_with_held(given, float(max_norm), float(norm_type), error_if_nonfinite)
     if not layers:
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     tables = layers[0]._tables
@@ -256,8 +256,8 @@ def clip_grad_norm_(
         raise UsageError(f"max_norm is positive, not {max_norm}")
     gradients = [p.grad for p in given if not is_table(p) and p.grad is not None]
     squares = sum(_squares(p.grad) for p in given if not is_apart(p) and p.grad is not None)
-    if experts:
-        squares += squares_of_experts(experts)
+    if held:
+        squares += _squares_of_held(held)
     veto = "" if math.isfinite(squares) else "a gradient outside of the sharded tables is not finite"
     norm, scale = tables.clip(float(max_norm), squares, veto)
     if error_if_nonfinite and not math.isfinite(norm):
@@ -268,10 +268,10 @@ def clip_grad_norm_(
     return torch.tensor(norm, dtype=torch.float64)
 
 
-def _clip_with_experts(given: List[torch.Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+def _clip_with_held(given: List[torch.Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
     if norm_type != 2.0:
-        raise UsageError(f"gradients of experts are clipped by their norm of type 2, not {norm_type}")
-    squares = squares_of_experts(given) + sum(_squares(p.grad) for p in given if not is_expert(p) and p.grad is not None)
+        raise UsageError(f"gradients of experts and stages are clipped by their norm of type 2, not {norm_type}")
+    squares = _squares_of_held(given) + sum(_squares(p.grad) for p in given if not is_held(p) and p.grad is not None)
     norm = math.sqrt(squares) if squares >= 0 else math.nan
     if error_if_nonfinite and not math.isfinite(norm):
         raise Error("the norm of the gradients is not finite, so they are not clipped (error_if_nonfinite=False: the norm is returned)")
@@ -281,6 +281,16 @@ def _clip_with_experts(given: List[torch.Tensor], max_norm: float, norm_type: fl
             if p.grad is not None:
                 p.grad.detach().mul_(scale)
     return torch.tensor(norm, dtype=torch.float64)
+
+
+def _squares_of_held(parameters: Iterable[torch.Tensor]) -> float:
+    """Of the gradients of experts and stages of all ranks, each once. A collective."""
+    total = torch.zeros(1, dtype=torch.float64)
+    for p in parameters:
+        if is_held(p) and p.grad is not None:
+            total += _squares(p.grad) / holders_of(p)
+    all_reduce(total)
+    return float(total)
 
 
 def _squares(gradient: torch.Tensor) -> float:

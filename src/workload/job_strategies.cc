@@ -161,7 +161,7 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   check_tables(options.tables);
   check_names(shape, options.tables);
   const Parted parts = parted(shape, options.tables);
-  if (parts.scheme.empty()) throw UsageError("the model has nothing but tables");
+  if (parts.scheme.empty() && parts.tied.empty()) throw UsageError("the model has nothing but tables");
   DataParallelOptions parallel = options.parallel;
   parallel.dtype = options.dtype;
   parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;

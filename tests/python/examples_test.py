@@ -58,6 +58,15 @@ def test_08_moe():
     assert "the state has 8 of them" in output, output
 
 
+def test_07_pipeline():
+    output = run(*TORCHRUN[:-1], "4", os.path.join(EXAMPLES, "07_pipeline.py"))
+    assert losses(output)[-1] < 0.6 * losses(output)[0], output
+    figures = re.findall(r"(\d+) bytes of gradients and (\d+) to other stages", output)
+    # Of stage 0: 64 points of 8 tokens by 32 values a step.
+    assert figures and all(int(gradients) > 0 and int(stages) == 4 * 64 * 8 * 32 for gradients, stages in figures), output
+    assert "the state has 6 modules" in output, output
+
+
 @pytest.mark.parametrize("name", ["03_data_parallel.py", "04_ddp_hook.py"])
 def test_training_in_python(name):
     output = run(*TORCHRUN, os.path.join(EXAMPLES, name))
@@ -84,4 +93,4 @@ def test_every_example_is_in_the_tour():
     with open(os.path.join(EXAMPLES, "README.md")) as page:
         text = page.read()
     names = [name for name in os.listdir(EXAMPLES) if re.match(r"\d\d_", name)]
-    assert len(names) == 7 and all(f"]({name})" in text for name in names)
+    assert len(names) == 8 and all(f"]({name})" in text for name in names)

@@ -1,0 +1,184 @@
+"""What a rank of a pipeline computes between the moves of its table: modules forward and backward, micro-batch by micro-batch.
+
+Autograd works inside of a module only: what a module gives is cut off its graph, and the next one takes a leaf. The order is the core's.
+"""
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from . import _weft
+from ._memory import memory_of
+from ._weft import UsageError
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_MOST_SIZES = 10  # of a sample, that can be told
+Stop = Tuple[str, int, int, List[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """Of what passes between stages: the sizes of a sample's, and the type that modules give and take."""
+
+    sizes: Tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(given: torch.Tensor) -> "Passed":
+        if given.dim() < 2 or given.dim() - 1 > _MOST_SIZES or given.dtype not in _DTYPES:
+            raise UsageError(f"what passes between stages is [samples, ..., width] of floats, not {text_of(given)}")
+        return Passed(tuple(given.shape[1:]), given.dtype)
+
+    def told(self) -> List[int]:
+        return [_DTYPES.index(self.dtype), len(self.sizes), *self.sizes, *[0] * (_MOST_SIZES - len(self.sizes))]
+
+    @staticmethod
+    def heard(values: List[int]) -> "Passed":
+        return Passed(tuple(values[2 : 2 + values[1]]), _DTYPES[values[0]])
+
+    @property
+    def width(self) -> int:
+        return self.sizes[-1]
+
+    def tokens(self, samples: int) -> int:
+        """Rows of the width, of so many samples."""
+        out = samples
+        for each in self.sizes[:-1]:
+            out *= each
+        return out
+
+
+def text_of(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Consecutive modules of this rank."""
+
+    index: int
+    first: int
+    last: int
+    arrives: bool  # what the first takes comes from another stage
+    leaves: bool  # what the last gives goes to another stage
+
+
+@dataclasses.dataclass
+class Batch:
+    """One step's, or one evaluation's."""
+
+    inputs: List[torch.Tensor]  # of each micro-batch
+    targets: List[Any]
+    counts: List[int]  # over which the loss of each is a mean
+    passed: Passed
+    learns: bool
+
+
+class Walk:
+    def __init__(self, core: _weft.Stages, modules: Dict[int, torch.nn.Module], loss: Callable[..., torch.Tensor], wire: torch.dtype) -> None:
+        self.core, self.modules, self.loss, self.wire = core, modules, loss, wire
+        chunks = [Chunk(i, first, first + count - 1, *ends) for i, (first, count, *ends) in enumerate(core.chunks)]
+        self.first_of = {chunk.first: chunk for chunk in chunks}
+        self.last_of = {chunk.last: chunk for chunk in chunks}
+        self.device = torch.device("cpu")
+        self.batch: Optional[Batch] = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.taken: Dict[Tuple[int, int], torch.Tensor] = {}  # by module and micro-batch: what it took,
+        self.given: Dict[Tuple[int, int], torch.Tensor] = {}  # and what it gave, with its graph
+        self.loss_sum = 0.0
+
+    def run(self, batch: Batch, begin: Callable[[], Stop], hand_over: Callable[[int], None]) -> float:
+        """To the end of the table. Gives the sum of this rank's losses; `hand_over` takes parameters whose gradients are complete."""
+        self.batch = batch
+        self.device = next((p.device for module in self.modules.values() for p in module.parameters()), self.device)
+        self._clear()
+        try:
+            work, number, m, ready = begin()
+            while work != "end":
+                if batch.inputs[m].shape[0] > 0:
+                    self._forward(number, m) if work == "forward" else self._backward(number, m)
+                for parameter in ready:
+                    hand_over(parameter)
+                work, number, m, ready = self.core.go_on()
+            return self.loss_sum
+        finally:
+            self.batch = None
+            self._clear()
+
+    def _forward(self, number: int, m: int) -> None:
+        batch = self._batch
+        chunk = self.first_of.get(number)
+        if chunk is None:
+            before = self.given[number - 1, m] if batch.learns else self.given.pop((number - 1, m))
+            taken = before.detach().requires_grad_(batch.learns and before.requires_grad)
+        elif chunk.arrives:
+            taken = self._arrived(chunk, m, back=False).requires_grad_(batch.learns)
+        else:
+            taken = batch.inputs[m]
+        with torch.set_grad_enabled(batch.learns):
+            given = self.modules[number](taken)
+            if not isinstance(given, torch.Tensor):
+                raise UsageError(f"module {number} of the pipeline gives {type(given).__name__}, and passes one tensor on")
+            leaves = self.last_of.get(number)
+            if leaves is not None and not leaves.leaves:
+                given = self.loss(given, batch.targets[m])
+                if not isinstance(given, torch.Tensor) or given.numel() != 1:
+                    raise UsageError("the loss of a micro-batch is one number, the mean over its samples")
+                if batch.counts[m] > 0:
+                    self.loss_sum += float(given.detach()) * batch.counts[m]
+            elif leaves is not None:
+                self._send(leaves, m, given)
+        if batch.learns:
+            self.taken[number, m] = taken
+        if batch.learns or leaves is None:
+            self.given[number, m] = given
+
+    def _backward(self, number: int, m: int) -> None:
+        batch = self._batch
+        given = self.given.pop((number, m))
+        chunk = self.last_of.get(number)
+        gradient: Optional[torch.Tensor]
+        if chunk is None:
+            gradient = self.taken.pop((number + 1, m)).grad
+        elif chunk.leaves:
+            gradient = self._arrived(chunk, m, back=True)
+        else:  # (of a mean over nothing there is none)
+            gradient = torch.full_like(given, self.core.scale * batch.counts[m]) if batch.counts[m] > 0 else None
+        if gradient is not None and given.requires_grad:
+            torch.autograd.backward(given, gradient)
+        chunk = self.first_of.get(number)
+        if chunk is None:
+            return
+        taken = self.taken.pop((number, m))
+        if chunk.arrives:
+            self._give(chunk, m, taken.grad if taken.grad is not None else torch.zeros_like(taken), back=True)
+
+    @property
+    def _batch(self) -> Batch:
+        assert self.batch is not None
+        return self.batch
+
+    def _send(self, chunk: Chunk, m: int, given: torch.Tensor) -> None:
+        passed = self._batch.passed
+        wanted = (self._batch.inputs[m].shape[0], *passed.sizes)
+        if tuple(given.shape) != wanted or given.dtype != passed.dtype:
+            dtype = str(passed.dtype).removeprefix("torch.")
+            raise UsageError(
+                f"module {chunk.last} gives {text_of(given)} to the next stage, where {wanted} of {dtype} passes: what passes between stages has "
+                "one shape and one type, those that the first stage gives"
+            )
+        self._give(chunk, m, given, back=False)
+
+    def _give(self, chunk: Chunk, m: int, values: torch.Tensor, back: bool) -> None:
+        image = values.detach().to("cpu", self.wire).contiguous()
+        self.core.give(chunk.index, back, m, memory_of(image), image)
+
+    def _arrived(self, chunk: Chunk, m: int, back: bool) -> torch.Tensor:
+        """A tensor of its own, in the type and on the device of this stage."""
+        passed, samples = self._batch.passed, self._batch.inputs[m].shape[0]
+        region = self.core.arrived(chunk.index, back, m, passed.tokens(samples) * passed.width)
+        values = torch.frombuffer(region, dtype=self.wire).view(samples, *passed.sizes)
+        return values.to(self.device, passed.dtype).detach()

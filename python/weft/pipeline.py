@@ -1,0 +1,402 @@
+"""weft.pipeline: a list of modules over stages. Each rank has some of them, and micro-batches go through all ranks and back."""
+
+import functools
+import itertools
+import zlib
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from . import _weft
+from ._apart import set_holders
+from ._collectives import Work, all_reduce, broadcast
+from ._columns import collective_state, only_rank_0, wants_whole
+from ._compression import NOT_FINITE, State, plain_states, stable_name, state_of
+from ._memory import memory_of
+from ._stage_walk import Batch, Passed, Walk
+from ._weft import Error, UsageError
+from ._world import init, rank, session, size
+from .nn import Embedding, MoE
+
+__all__ = ["Pipeline", "gather_state_dict"]
+
+Tied = Iterable[Tuple[str, str]]
+
+
+class Pipeline(torch.nn.Module):
+    """A model that is a list of modules, each of which takes what the one before it gives: one tensor [samples, ...]. Every rank makes the
+    same list, keeps the modules of its stage, and trains them.
+
+        pipe = weft.pipeline.Pipeline([embedding, *blocks, head], stages=2, loss=loss_of, micro_batches=8)
+        optimizer = torch.optim.AdamW(pipe.parameters())       # of this rank's stage
+        for inputs, targets in loader:                         # of this pipeline: loader of part pipe.data_rank of pipe.data_size
+            loss = pipe.step(inputs, targets)                  # sets p.grad
+            optimizer.step()
+
+    size / stages pipelines train on data of their own; the ranks of one pipeline (stages * data_size in all: rank = stage * data_size +
+    data_rank) call everything with the same batch.
+
+    Affects results, equal on all ranks:
+      loss             of what the last module gives and the targets of a micro-batch: the mean over its samples
+      count            of the targets of a micro-batch: over how many its loss is a mean (samples): lambda t: int((t != -100).sum())
+      micro_batches    in which a batch goes through the stages; it is cut along its first dimension, as evenly as possible
+      tied             pairs of parameters by name, ("0.weight", "5.weight"): the second becomes the first. Modules that share a parameter
+                       already are found. Where stages share one each has a copy, and the gradient is the sum of all
+      layers           how many modules each stage (each chunk, where it is interleaved) has; evenly where it is not said
+      schedule         gpipe, 1f1b, interleaved (with chunks=2 or more; micro_batches is a multiple of stages): sums differ by rounding
+      backward_rank    gradients between stages travel as factors of so many columns; 0: as they are
+      backward_messages   which of them: "epilogue", those that no forward could hide, or "all"
+      lazy_error       what such a message leaves behind joins the next one
+      scheme, ...      of the sums over the ranks with the same stage: options of weft.Compression ("dense")
+      compressed_stages   of so many stages, the first ones; others are summed dense. None: of all
+      not_finite       a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None, "nan"
+                       makes them NaN. The state is as before the step
+    Affects speed only: double_warmup (1f1b: twice as many forwards first).
+
+    Initial values are rank 0's. What passes between stages has one shape and type, told by the first stage when it has computed one sample.
+    Modules do not change in place what they take. p.grad is of the last step: zero_grad() is not needed, and parameters that nobody used
+    have zeros. state_dict() has the modules of this rank, by their names in the whole list; load_state_dict() takes it, or that of a whole
+    list (gather_state_dict, weft.save). weft.clip_grad_norm_ counts every parameter of every stage once.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[torch.nn.Module],
+        stages: int,
+        loss: Callable[..., torch.Tensor],
+        micro_batches: int,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        layers: Optional[Sequence[int]] = None,
+        count: Optional[Callable[[Any], int]] = None,
+        tied: Tied = (),
+        backward_rank: int = 0,
+        backward_messages: str = "epilogue",
+        lazy_error: bool = True,
+        scheme: str = "dense",
+        compressed_stages: Optional[int] = None,
+        not_finite: str = "error",
+        double_warmup: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        init()
+        if not_finite not in NOT_FINITE:
+            raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{not_finite}'")
+        whole = list(modules)
+        _tie(whole, tied)
+        trained = _trained(whole)
+        wide = any(p.dtype == torch.float64 for _, p in trained.values())
+        place = {id(p): i for i, (_, p) in enumerate(trained.values())}
+        users = [list(dict.fromkeys(place[id(p)] for p in module.parameters() if id(p) in place)) for module in whole]
+        stage = (stages, schedule, chunks, double_warmup, list(layers or ()), -1 if compressed_stages is None else compressed_stages)
+        backward = (backward_rank, backward_messages, lazy_error, seed)
+        given = {**options, "scheme": scheme, "seed": seed, "dtype": "float64" if wide else "float32"}
+        said = _lines(whole, trained, stage, backward, micro_batches, {**given, "not_finite": not_finite})
+        named = [(name, list(p.shape)) for name, p in trained.values()]
+        self._core = _weft.Stages(session(), named, users, stage, backward, micro_batches, given, said)
+        _from_rank_0(whole)
+        self.stages, self.micro_batches, self.not_finite = stages, micro_batches, not_finite
+        self.stage, self.data_rank, self.data_size = self._core.stage, self._core.data_rank, self._core.data_size
+        self.skipped_steps = 0
+        self.skipped_text = ""  # why the last one was skipped
+        self._count = count or len
+        self._wire = torch.float64 if wide else torch.float32
+        self._owners = [self._core.owner_of(number) for number in range(len(whole))]
+        self._whole = {f"{i}.{key}": (tuple(v.shape), v.dtype) for i, module in enumerate(whole) for key, v in module.state_dict().items()}
+        mine = {i: whole[i] for first, length, *_ in self._core.chunks for i in range(first, first + length)}
+        for number, module in mine.items():
+            self.add_module(str(number), module)
+        everything = [p for _, p in trained.values()]
+        self._parameters_here = [everything[i] for i, _ in self._core.parameters]
+        for p, (_, holders) in zip(self._parameters_here, self._core.parameters):
+            set_holders(p, holders)
+        self._walk = Walk(self._core, mine, loss, self._wire)
+        self._passed: Dict[Tuple[Any, ...], Passed] = {}  # by what inputs are
+        self._hosts: List[Optional[torch.Tensor]] = []  # of each parameter: its gradient's image in this step
+        self.compression = StageCompression(self._core)
+
+    # ---- training ----
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of a batch. Sets p.grad to the gradient of the mean over all pipelines' samples, and returns that mean, the
+        same on all ranks. Ranks of one pipeline give the same batch; an empty one is one that has no sample."""
+        parts = self._cut(inputs, targets)
+        with _ends_the_job():
+            counts = [int(self._count(part)) if len(part) else 0 for part in parts[1]]
+            batch = self._batch(inputs, parts, counts, learns=True)
+            for p in self._parameters_here:
+                p.grad = None
+            self._hosts = [None] * len(self._parameters_here)
+            tokens = [batch.passed.tokens(len(part)) for part in batch.inputs]
+            loss = self._walk.run(batch, functools.partial(self._core.begin, tokens, sum(counts)), self._hand_over)
+            result = self._core.finish(loss)
+            if result.committed:
+                self._take_gradients()
+        mean = self._core.loss
+        if not result.committed:
+            self._leave_out(result)
+        return torch.tensor(float("nan") if mean is None else mean, dtype=torch.float64)
+
+    @torch.no_grad()
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss over all pipelines' samples, of which nothing is learned: modules are in eval() meanwhile. All ranks call it."""
+        parts = self._cut(inputs, targets)
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            with _ends_the_job():
+                sums = self._evaluate(inputs, parts)
+                all_reduce(sums)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return sums[0] / sums[1]
+
+    def _evaluate(self, inputs: torch.Tensor, parts: Tuple[List[torch.Tensor], List[Any]]) -> torch.Tensor:
+        sums = torch.zeros(2, dtype=torch.float64)  # losses, samples
+        for x, y in zip(*parts):
+            if not len(x):
+                continue
+            count = int(self._count(y))
+            batch = self._batch(inputs, ([x], [y]), [count], learns=False)
+            tokens = batch.passed.tokens(len(x))
+            sums[0] += self._walk.run(batch, functools.partial(self._core.begin_forward, tokens), lambda _: None)
+            self._core.let_go()
+            if self.stage == self.stages - 1:
+                sums[1] += count
+        return sums
+
+    def _cut(self, inputs: torch.Tensor, targets: torch.Tensor) -> Tuple[List[torch.Tensor], List[Any]]:
+        for what, given in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(given, torch.Tensor) or given.dim() < 1:
+                raise UsageError(f"{what} of a pipeline are a tensor, cut along its first dimension, not {type(given).__name__}")
+        if len(inputs) != len(targets):
+            raise UsageError(f"a batch has as many inputs as targets, not {len(inputs)} and {len(targets)}")
+        session()  # says so in a forked child, and after shutdown()
+        return list(inputs.tensor_split(self.micro_batches)), list(targets.tensor_split(self.micro_batches))
+
+    def _batch(self, inputs: torch.Tensor, parts: Tuple[List[torch.Tensor], List[Any]], counts: List[int], learns: bool) -> Batch:
+        return Batch(*parts, counts, self._passes(inputs), learns)
+
+    def _passes(self, inputs: torch.Tensor) -> Passed:
+        """What passes between stages for such inputs: the first stage computes a sample, and tells the others."""
+        key = (tuple(inputs.shape[1:]), inputs.dtype, torch.is_autocast_enabled(inputs.device.type))
+        if self.stages == 1 or not len(inputs):
+            self._install(1 if self.stages == 1 else None)
+            return Passed((1,), self._wire)
+        if key not in self._passed:
+            mine = self._sample_of(inputs).told() if self.stage == 0 else [0] * 12
+            self._passed[key] = Passed.heard(self._core.tell(mine))
+        self._install(self._passed[key].width)
+        return self._passed[key]
+
+    def _sample_of(self, inputs: torch.Tensor) -> Passed:
+        first, count, *_ = self._core.chunks[0]
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            with torch.no_grad():
+                x = inputs[:1]
+                for number in range(first, first + count):
+                    x = self._walk.modules[number](x)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return Passed.of(x)
+
+    def _install(self, width: Optional[int]) -> None:
+        if self._core.is_installed:
+            if width is not None and self.stages > 1 and width != self._width:
+                raise UsageError(f"what passes between stages has a width of {width}, and had {self._width} in the first step")
+            return
+        if width is None:
+            raise UsageError("the first batch of a pipeline has samples: what passes between stages is learned from it")
+        self._width = width
+        self._core.install(width)
+        self.compression._installed()
+
+    # ---- gradients ----
+
+    def _hand_over(self, index: int) -> None:
+        gradient = self._parameters_here[index].grad
+        if gradient is None:
+            return
+        if gradient.layout != torch.strided:
+            gradient = gradient.coalesce().to_dense()  # duplicates are added once, here
+            self._parameters_here[index].grad = gradient
+        host = gradient.detach().to("cpu", self._wire).contiguous()
+        self._hosts[index] = host
+        self._core.gradient_ready(index, memory_of(host), host)
+
+    def _take_gradients(self) -> None:
+        for index, p in enumerate(self._parameters_here):
+            host = self._hosts[index]
+            if host is None:
+                host = torch.empty(p.shape, dtype=self._wire)
+            self._core.result_of(index, memory_of(host))
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            if p.grad.data_ptr() != host.data_ptr():
+                p.grad.copy_(host)
+        self._hosts = []
+
+    def _leave_out(self, result: _weft.StepResult) -> None:
+        self._hosts = []
+        self.skipped_steps += 1
+        self.skipped_text = result.text
+        for p in self._parameters_here:
+            p.grad = torch.full_like(p, float("nan")) if self.not_finite == "nan" else None
+        if self.not_finite == "error":
+            raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step)")
+
+    # ---- state ----
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Of this rank's modules, or of all: each rank takes its own."""
+        elsewhere = set(self._whole) - set(self.state_dict())
+        return super().load_state_dict({k: v for k, v in state_dict.items() if k not in elsewhere}, strict, assign)
+
+    def whole_state_dict(self) -> Dict[str, torch.Tensor]:
+        """Of the whole list, from the ranks that have each module. A collective; inside of weft.save only rank 0 has it."""
+        mine, out = self.state_dict(), {}
+        with collective_state():
+            for name, (shape, dtype) in self._whole.items():
+                root = self._owners[int(name.split(".", 1)[0])]
+                here = mine[name].detach() if name in mine else None
+                whole = here.contiguous() if here is not None and root == rank() else torch.empty(shape, dtype=dtype)
+                broadcast(whole, root=root)
+                if wants_whole():
+                    out[name] = whole
+        return out
+
+    def forward(self, *_: Any) -> torch.Tensor:
+        raise UsageError("a pipeline has no forward of its own: step() trains it, evaluate() gives its loss")
+
+    def extra_repr(self) -> str:
+        return f"stage {self.stage} of {self.stages}, pipeline {self.data_rank} of {self.data_size}, {self.micro_batches} micro-batches"
+
+
+class StageCompression:
+    """State and figures of what a pipeline sends: `pipe.compression`."""
+
+    def __init__(self, core: _weft.Stages) -> None:
+        self._core = core
+        self._given: Optional[List[State]] = None  # before the first step
+
+    def _installed(self) -> None:
+        if self._given is not None:
+            self._core.load(self._given)
+        self._given = None
+
+    @property
+    def step(self) -> int:
+        """Steps that were committed."""
+        return self._core.step if self._core.is_installed else 0
+
+    @property
+    def sent_bytes(self) -> Dict[str, int]:
+        """Payload of this rank in the last step: between stages, and of gradients."""
+        between, gradients = self._core.sent_bytes if self._core.is_installed else (0, 0)
+        return {"stages": between, "gradients": gradients}
+
+    def set_density(self, density: float) -> None:
+        """From the next step on, for a warm-up; on all ranks alike, after the first step."""
+        if not self._core.is_installed:
+            raise UsageError("the density of a pipeline's first step is the option density")
+        self._core.set_density(float(density))
+
+    def state_dict(self) -> State:
+        """What this rank keeps between steps, as weft.Compression.state_dict(): residuals, and errors of messages between stages."""
+        if not self._core.is_installed:
+            return state_of({"rank": rank(), "size": size(), "rows": []})
+        return state_of(self._core.save())
+
+    def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
+        """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any layout (in any order): the sum of residuals is
+        kept; errors between stages go on where both stages and pipelines are as many."""
+        self._given = plain_states(state)
+        if self._core.is_installed:
+            self._installed()
+
+
+def gather_state_dict(pipe: Pipeline, on_all_ranks: bool = True) -> Dict[str, torch.Tensor]:
+    """The state_dict() of the whole list of modules, by name; `on_all_ranks=False`: rank 0's, and the others' is empty. All ranks call it."""
+    if on_all_ranks:
+        return pipe.whole_state_dict()
+    with only_rank_0():
+        return pipe.whole_state_dict()
+
+
+class _ends_the_job:
+    """What fails inside, with messages under way, fails on all ranks: nobody waits for this one."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        if error is not None:
+            session().abandon(f"rank {rank()}: a step of the pipeline ended with {type(error).__name__}: {error}")
+
+
+def _tie(modules: List[torch.nn.Module], tied: Tied) -> None:
+    for first, second in tied:
+        kept, _, _ = _parameter(modules, first)
+        replaced, owner, attribute = _parameter(modules, second)
+        if kept.shape != replaced.shape:
+            raise UsageError(f"'{first}' is {tuple(kept.shape)} and '{second}' {tuple(replaced.shape)}: parameters of one shape are tied")
+        setattr(owner, attribute, kept)
+
+
+def _parameter(modules: List[torch.nn.Module], name: str) -> Tuple[torch.nn.Parameter, torch.nn.Module, str]:
+    number, _, rest = name.partition(".")
+    path, _, attribute = rest.rpartition(".")
+    try:
+        owner = modules[int(number)].get_submodule(path)
+        found = owner._parameters[attribute]
+        assert found is not None
+    except (ValueError, IndexError, AttributeError, KeyError, AssertionError):
+        raise UsageError(f"tied: there is no parameter '{name}' in the list of modules") from None
+    return found, owner, attribute
+
+
+def _trained(modules: List[torch.nn.Module]) -> Dict[int, Tuple[str, torch.nn.Parameter]]:
+    """By identity, in the order of their first use; names are those of the whole list."""
+    out: Dict[int, Tuple[str, torch.nn.Parameter]] = {}
+    for number, module in enumerate(modules):
+        for each in module.modules():
+            if isinstance(each, (Embedding, MoE)):
+                raise UsageError(f"module {number} has a weft.nn.{type(each).__name__}, a layer over all ranks: a stage has none")
+        for name, p in module.named_parameters():
+            if p.requires_grad:
+                out.setdefault(id(p), (stable_name(f"{number}.{name}"), p))
+    return out
+
+
+def _lines(
+    modules: List[torch.nn.Module],
+    trained: Dict[int, Tuple[str, torch.nn.Parameter]],
+    stage: Tuple[Any, ...],
+    backward: Tuple[Any, ...],
+    micro_batches: int,
+    options: Dict[str, Any],
+) -> List[Tuple[str, str]]:
+    """What all ranks must have alike, in words."""
+    names = ("stages", "schedule", "chunks", "double_warmup", "layers", "compressed_stages")
+    names_back = ("backward_rank", "backward_messages", "lazy_error", "seed")
+    said = [*zip(names, stage), *zip(names_back, backward), ("micro_batches", micro_batches), ("the number of modules", len(modules))]
+    said += sorted(options.items())
+    out = [(name, str(value)) for name, value in said]
+    for name, p in trained.values():
+        out.append((f"parameter '{name}'", f"{tuple(p.shape)} of {str(p.dtype).removeprefix('torch.')}"))
+    users = [(name, [i for i, module in enumerate(modules) if any(q is p for q in module.parameters())]) for name, p in trained.values()]
+    out.append(("who has which parameter", f"{zlib.crc32(repr(users).encode()):08x}"))
+    return out
+
+
+def _from_rank_0(modules: List[torch.nn.Module]) -> None:
+    tensors = {id(t): t for module in modules for t in itertools.chain(module.parameters(), module.buffers())}
+    works = [broadcast(tensor.data, async_op=True) for tensor in tensors.values()]
+    for work in works:
+        assert isinstance(work, Work)
+        work.wait()

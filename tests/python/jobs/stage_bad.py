@@ -1,0 +1,96 @@
+"""What a pipeline refuses, and what it says where ranks disagree or a module breaks: sentences on all ranks, and nothing hangs. What stages.py
+calls on 4 ranks."""
+
+import time
+
+import torch
+from stage_models import LENGTH, WORDS, Block, batch_of, loss_of, modules
+
+import weft
+
+
+def said(kind, call):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError("nothing was said")
+
+
+def made(listed=None, stages=2, micro_batches=4, **options):
+    return weft.pipeline.Pipeline(modules() if listed is None else listed, stages, loss_of, micro_batches, **options)
+
+
+def refusals():
+    rank = weft.rank()
+    for options, says in (
+        ({"stages": 3}, "3 stages do not divide 4 ranks"),
+        ({"stages": 0}, "at least one stage"),
+        ({"stages": 4, "listed": modules()[:3]}, "has 3 layers, too few for 4 stages"),
+        ({"layers": [3, 4]}, "together the model's 8"),
+        ({"layers": [8, 0]}, "at least one layer"),
+        ({"layers": [2, 2, 4]}, "so many for each of 2"),
+        ({"micro_batches": 0}, "at least one micro-batch"),
+        ({"schedule": "interleaved", "chunks": 2, "micro_batches": 3}, "multiple of its 2 stages"),
+        ({"schedule": "1f1b", "chunks": 2}, "chunks are of the schedule interleaved"),
+        ({"schedule": "zb-h1"}, "zb-h1 cuts a backward in two"),
+        ({"schedule": "2f2b"}, "'2f2b'"),
+        ({"backward_rank": -1}, "1 or more columns"),
+        ({"backward_rank": 2}, "float32 only"),
+        ({"backward_messages": "some"}, "'some'"),
+        ({"stages": 1, "backward_rank": 2}, "there is one stage"),
+        ({"compressed_stages": 3}, "compressed stages are 0 to 2"),
+        ({"scheme": "spardll"}, "'spardll'"),
+        ({"scheme": "spardl"}, "float64"),
+        ({"clip_local": 1.0}, "clip_local does not go with stages"),
+        ({"find_unused": True}, "find_unused does not go with stages"),
+        ({"densiti": 1.0}, "'densiti'"),
+        ({"not_finite": "maybe"}, "not_finite is one of"),
+        ({"tied": [("0.weight", "9.weight")]}, "no parameter '9.weight'"),
+        ({"tied": [("0.weight", "1.mix.weight")]}, "parameters of one shape"),
+        ({"listed": [*modules(), torch.nn.Flatten(0, 1), torch.nn.Identity()], "layers": [8, 2]}, "stage 1 has no parameter"),
+        ({"listed": [], "stages": 1}, "no module"),
+    ):
+        text = said(weft.UsageError, lambda options=options: made(**options))
+        assert says in text and text.count("\n") == 0, (options, text)
+    listed = [weft.nn.Embedding(WORDS, 8), torch.nn.Linear(8, 8)]
+    assert "a layer over all ranks" in said(weft.UsageError, lambda: made(listed))
+
+    # Where one rank is another than the others, all of them hear which.
+    for options, says in (
+        ({"micro_batches": 4 if rank else 8}, "micro_batches is 8 on rank 0 and 4 on rank 1"),
+        ({"schedule": "gpipe" if rank == 2 else "1f1b"}, "schedule is 1f1b on rank 0 and gpipe on rank 2"),
+        ({"stages": 4 if rank == 3 else 2}, "stages is 2 on rank 0 and 4 on rank 3"),
+        ({"listed": modules(dtype=torch.float32 if rank == 1 else torch.float64)}, "float64 on rank 0 and "),
+        ({"listed": modules()[: 7 if rank == 1 else 8]}, "the number of modules is 8 on rank 0 and 7 on rank 1"),
+    ):
+        text = said(weft.UsageError, lambda options=options: made(**options))
+        assert says in text, (options, text)
+
+    pipe = made()
+    ids, targets = batch_of(pipe.data_rank, 0)
+    assert "as many inputs as targets" in said(weft.UsageError, lambda: pipe.step(ids, targets[1:]))
+    assert "are a tensor" in said(weft.UsageError, lambda: pipe.step([1], targets))
+    assert "no forward of its own" in said(weft.UsageError, lambda: pipe(ids))
+    pipe.step(ids, targets)  # nothing was sent: the job goes on
+    assert "no parameter that is trained" in said(weft.UsageError, lambda: weft.DataParallel(pipe))
+
+
+class Wider(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.more = torch.nn.Linear(8, 9, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.more(x)
+
+
+def broken_module():
+    """Activations of another width behind the second stage. Ends the job."""
+    listed = [*modules()[:2], Block(torch.float64), Wider(), torch.nn.Linear(9, 9, dtype=torch.float64), torch.nn.Linear(9, WORDS, dtype=torch.float64)]
+    pipe = made(listed, stages=4, layers=[1, 3, 1, 1])
+    start = time.monotonic()
+    text = said(weft.Error, lambda: pipe.step(*batch_of(0, 0, samples=8)))
+    assert f"module 3 gives (2, {LENGTH}, 9) of float64 to the next stage" in text and "one shape and one type" in text, text
+    assert time.monotonic() - start < 30
+    print("named the module", flush=True)

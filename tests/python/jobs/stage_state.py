@@ -1,0 +1,108 @@
+"""What a pipeline keeps: a state of the whole list by name, which any other number of stages loads; residuals and errors of messages, with
+which a job goes on as if it had not stopped. What stages.py calls."""
+
+import torch
+from stage_models import TIED, batch_of, counted, loss_of, modules
+
+import weft
+
+
+def made(stages, micro_batches=4, dtype=torch.float32, **options):
+    return weft.pipeline.Pipeline(modules(dtype=dtype), stages, loss_of, micro_batches, count=counted, tied=TIED, **options)
+
+
+def trained(pipe, optimizer, steps):
+    return [train(pipe, optimizer, step) for step in steps]
+
+
+def train(pipe, optimizer, step):
+    loss = pipe.step(*batch_of(pipe.data_rank, step % 4, samples=16))
+    optimizer.step()
+    return loss.item()
+
+
+def whole_text(pipe):
+    return {name: value.clone() for name, value in weft.pipeline.gather_state_dict(pipe).items()}
+
+
+def compressed():
+    """Factors between stages and sparse sums: they train, send less, and a job that stops and goes on has the bits of one that does not."""
+    sizes = {}
+    for options in (
+        {},
+        {"backward_rank": 1},
+        {"backward_rank": 1, "backward_messages": "all"},
+        {"backward_rank": 1, "backward_messages": "all", "lazy_error": False},
+        {"backward_rank": 1, "scheme": "spardl", "density": 0.1, "dense_below": 0},
+        {"backward_rank": 1, "scheme": "powersgd", "powersgd_rank": 1, "dense_below": 0},
+    ):
+        pipe = made(2, **options)
+        optimizer = torch.optim.SGD(pipe.parameters(), lr=0.3)
+        losses = trained(pipe, optimizer, range(24))
+        assert sum(losses[-4:]) < 0.9 * sum(losses[:4]), (options, losses)
+        sizes[str(options)] = pipe.compression.sent_bytes
+        if not options:
+            continue
+        again = made(2, **options)
+        assert again.compression.step == 0
+        again.compression.load_state_dict(pipe.compression.state_dict())  # before its first step
+        again.load_state_dict(pipe.state_dict())
+        pipe.evaluate(*batch_of(pipe.data_rank, 3))  # nothing of it is kept
+        states = [
+            (trained(each, torch.optim.SGD(each.parameters(), lr=0.3), range(24, 27)), whole_text(each)) for each in (pipe, again)
+        ]
+        assert states[0][0] == states[1][0], options
+        assert all(torch.equal(states[0][1][name], states[1][1][name]) for name in states[0][1]), options
+        fresh = made(2, **options)
+        fresh.load_state_dict(again.state_dict())
+        other = made(2, **options)
+        other.load_state_dict(again.state_dict())
+        other.compression.load_state_dict(again.compression.state_dict())
+        differ = [trained(each, torch.optim.SGD(each.parameters(), lr=0.3), range(2)) for each in (fresh, other)]
+        keeps = options.get("lazy_error", True) or "scheme" in options
+        assert (differ[0] != differ[1]) or not keeps, "control: without what was left behind it is another run"
+    if weft.rank() >= weft.size() // 2:  # the last stage sends gradients back
+        every = [each["stages"] for each in sizes.values()]
+        assert every[2] < every[1] < every[0] and every[3] == every[2], every
+    if weft.size() == 4:
+        sums = [each["gradients"] for each in sizes.values()]
+        assert sums[4] < sums[0] and sums[5] < sums[0], sums
+
+
+def save(path):
+    pipe = made(4, dtype=torch.float64)
+    trained(pipe, torch.optim.SGD(pipe.parameters(), lr=0.1), range(2))
+    weft.save(pipe, path)
+    mine = pipe.state_dict()
+    assert {name.split(".")[0] for name in mine} == {str(2 * pipe.stage), str(2 * pipe.stage + 1)}
+    everything = weft.pipeline.gather_state_dict(pipe, on_all_ranks=False)
+    assert (len(everything) > len(mine)) == (weft.rank() == 0) and bool(everything) == (weft.rank() == 0)
+    # At another number of stages, and in a plain list.
+    everything = whole_text(pipe)
+    other = made(2, dtype=torch.float64)
+    other.load_state_dict(everything)
+    again = whole_text(other)
+    assert list(again) == list(everything) and all(torch.equal(again[name], everything[name]) for name in again)
+    batch = batch_of(0, 7)
+    assert abs(pipe.evaluate(*batch) - other.evaluate(*batch)) < 1e-12
+    torch.nn.ModuleList(modules()).load_state_dict(everything)
+    here = next(iter(other.state_dict()))
+    for broken, says in (
+        ({k: v for k, v in everything.items() if k != here}, here),
+        ({**everything, "8.weight": everything["7.weight"]}, "8.weight"),
+    ):
+        try:
+            other.load_state_dict(broken)
+        except RuntimeError as error:
+            assert says in str(error), error
+        else:
+            raise AssertionError(says)
+
+
+def load(path):
+    saved = torch.load(path, weights_only=True)
+    pipe = made(2, dtype=torch.float64)
+    before = pipe.evaluate(*batch_of(0, 7)).item()
+    pipe.load_state_dict(saved)
+    assert all(torch.equal(value, saved[name]) for name, value in pipe.state_dict().items())
+    assert abs(pipe.evaluate(*batch_of(0, 7)).item() - before) > 1e-3, "control: it was another model"

@@ -1,0 +1,188 @@
+"""weft.pipeline on several ranks equals one process that computes the whole list on all samples: losses, gradients, parameters behind three
+steps, on every layout, schedule and number of micro-batches. float64: 1e-12 relative, because only the order of additions differs."""
+
+import sys
+
+import stage_bad
+import stage_state
+import torch
+from stage_models import TIED, batch_of, counted, loss_of, loss_of_all, modules, steps_of_one_process, whole
+
+import weft
+
+torch.set_num_threads(1)
+weft.init()
+rank, size = weft.rank(), weft.size()
+STEPS = 2
+
+
+def distance(a, b):
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-3))
+
+
+def made(stages, micro_batches, tied=True, **options):
+    # Values are rank 0's whatever the others have drawn.
+    given = {"loss": loss_of, "count": counted, "tied": TIED if tied else (), **options}
+    return weft.pipeline.Pipeline(modules(seed=rank), stages=stages, micro_batches=micro_batches, **given)
+
+
+def reference(pipelines, tied=True, steps=STEPS):
+    model = whole(tied)
+    batches = [[batch_of(d, step) for d in range(pipelines)] for step in range(steps)]
+    losses, gradients = steps_of_one_process(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
+    return losses, gradients, model.state_dict()
+
+
+def grid():
+    for stages in (1, 2, 4):
+        if stages > size:
+            continue
+        for m in (1, 2, 3, 4, 8) if stages > 1 else (2,):
+            yield stages, m, {}
+        if stages > 1:
+            yield stages, 3, {"schedule": "gpipe"}
+            yield stages, 8, {"double_warmup": True}
+            yield stages, stages, {"schedule": "interleaved", "chunks": 2}
+            yield stages, 2 * stages, {"schedule": "interleaved", "chunks": 8 // stages}
+        if stages == 2:
+            yield stages, 4, {"layers": [1, 7]}
+            yield stages, 4, {"layers": [7, 1]}  # the last stage has nothing but the tied table
+
+
+def equality():
+    expected = {(d, tied): reference(d, tied) for d in (1, 2, 4) for tied in (True, False)}
+    for stages, m, options in grid():
+        for tied in (True, False) if m == 3 else (True,):
+            pipe = made(stages, m, tied, **options)
+            losses, gradients, state = expected[size // stages, tied]
+            case = (stages, m, options, tied)
+            assert (pipe.data_size, pipe.stage * pipe.data_size + pipe.data_rank) == (size // stages, rank), case
+            optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+            for step in range(STEPS):
+                loss = pipe.step(*batch_of(pipe.data_rank, step))
+                assert abs(loss.item() - losses[step]) < 1e-12 * abs(losses[step]), (case, loss, losses[step])
+                optimizer.step()
+            for name, p in pipe.named_parameters():
+                known = gradients[name] if name in gradients else gradients["0.weight"]  # a copy of the table
+                error = distance(p.grad, known)
+                assert error < 1e-12, (case, name, error)
+                if name in ("0.weight", "7.weight") and tied and stages > 1:
+                    alone = expected[size // stages, False][1][name]
+                    assert distance(p.grad, alone) > 1e-2, "control: without the other stage's share it would be far"
+                    assert distance(p.grad / 2, known) > 1e-2, "and divided by twice the ranks"
+            for name, value in pipe.state_dict().items():
+                assert distance(value, state[name]) < 1e-12, (case, name)
+    if size == 4:
+        of_means = [loss_of_all(whole(), [batch_of(d, 0)]).item() for d in range(2)]
+        assert abs(sum(of_means) / 2 - expected[2, True][0][0]) > 1e-4, "control: a mean of the pipelines' means is another"
+
+
+def clipping():
+    for stages in (2, size):
+        _, gradients, _ = reference(size // stages, steps=1)
+        norm = sum(float(g.square().sum()) for g in gradients.values()) ** 0.5
+        pipe = made(stages, 4)
+        pipe.step(*batch_of(pipe.data_rank, 0))
+        found = float(weft.clip_grad_norm_(pipe.parameters(), 0.25 * norm))
+        assert abs(found - norm) < 1e-12 * norm, (found, norm)
+        for name, p in pipe.named_parameters():
+            assert distance(p.grad, 0.25 * gradients.get(name, gradients["0.weight"])) < 1e-5  # (torch's 1e-6 beside the norm)
+        mine = sum(float(p.grad.square().sum()) for p in pipe.parameters()) ** 0.5
+        assert abs(mine - 0.25 * norm) > 1e-3 * norm, "control: torch's own counts what is here"
+
+
+def evaluation():
+    """The mean over all samples, also beside messages that left something behind, which it does not change."""
+    pipe = made(2, 4)
+    model = whole()
+    model.load_state_dict(weft.pipeline.gather_state_dict(pipe))
+    batches = [batch_of(d, 9) for d in range(size // 2)]
+    found = pipe.evaluate(*batches[pipe.data_rank])
+    assert abs(found.item() - loss_of_all(model, batches).item()) < 1e-12, found
+    assert pipe.training and all(p.grad is None for p in pipe.parameters())
+
+
+def not_finite():
+    """A gradient that is not finite, on one rank: all ranks leave the step out, with their state as it was."""
+
+    def broken(given, targets):
+        return loss_of(given, targets) * (float("nan") if rank == size - 1 and step == 1 else 1.0)
+
+    for mode in ("error", "skip", "nan"):
+        pipe = made(2, 2, loss=broken, not_finite=mode)
+        for step in range(3):
+            try:
+                pipe.step(*batch_of(pipe.data_rank, step))
+            except weft.Error as error:
+                assert mode == "error" and step == 1 and "was not committed" in str(error), error
+            if step == 1:
+                gradients = [p.grad for p in pipe.parameters()]
+                assert all(bool(g.isnan().all()) for g in gradients) if mode == "nan" else gradients == [None] * len(gradients), mode
+                assert pipe.skipped_steps == 1 and pipe.skipped_text
+        assert all(bool(p.grad.isfinite().all()) for p in pipe.parameters()) and pipe.compression.step == 2
+
+
+def kinds():
+    """Frozen modules, modules without parameters, gradients that are sparse, inputs of floats, buffers, a parameter that nobody uses."""
+    torch.manual_seed(3)
+    table = torch.nn.Embedding(11, 8, sparse=True, dtype=torch.float64)
+    first, last = torch.nn.Linear(8, 8, dtype=torch.float64), torch.nn.Linear(8, 2, dtype=torch.float64)
+    last.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    frozen = torch.nn.Linear(8, 8, dtype=torch.float64).requires_grad_(False)
+    norm = torch.nn.BatchNorm1d(8, dtype=torch.float64, momentum=1.0)
+    listed = [table, torch.nn.Flatten(), torch.nn.Linear(8, 8, dtype=torch.float64), torch.nn.Tanh(), frozen, first, norm, last]
+    ids, y = torch.randint(11, (12, 1)), torch.randn(12, 2, dtype=torch.float64)
+    mse = torch.nn.MSELoss()
+    x = ids
+    for module in listed:
+        if module is norm:  # of micro-batches
+            x = torch.cat([norm(part) for part in x.tensor_split(2)])
+        else:
+            x = module(x)
+    mse(x, y).backward()
+    expected = {f"{i}.{name}": p.grad for i, module in enumerate(listed) for name, p in module.named_parameters()}
+    for p in torch.nn.ModuleList(listed).parameters():
+        p.grad = None
+    pipe = weft.pipeline.Pipeline(listed, stages=2, loss=mse, micro_batches=2, layers=[4, 4])
+    pipe.step(ids, y)  # (the same on all pipelines)
+    for name, p in pipe.named_parameters():
+        if name == "7.unused":
+            assert bool(p.grad.eq(0).all())
+        elif expected[name] is None:
+            assert p.grad is None, name
+        else:
+            assert distance(p.grad, expected[name].to_dense()) < 1e-11, name
+    everything = weft.pipeline.gather_state_dict(pipe)
+    assert "6.running_mean" in everything and everything["6.num_batches_tracked"] == 4  # the reference has counted, too
+
+
+def half():
+    """What passes as bfloat16 travels as float32, and arrives as it was."""
+    torch.manual_seed(4)
+    listed = [torch.nn.Linear(6, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)]
+    listed = [module.to(torch.bfloat16) for module in listed]
+    x, y = torch.randn(8, 6).to(torch.bfloat16), torch.randint(3, (8,))
+    out = listed[2](listed[1](listed[0](x)))
+    torch.nn.functional.cross_entropy(out.float(), y).backward()
+    expected = {f"{i}.{name}": p.grad for i, module in enumerate(listed) for name, p in module.named_parameters()}
+    for module in listed:
+        module.zero_grad()
+    pipe = weft.pipeline.Pipeline(listed, 2, lambda given, t: torch.nn.functional.cross_entropy(given.float(), t), micro_batches=1)
+    pipe.step(x, y)
+    for name, p in pipe.named_parameters():
+        assert p.grad.dtype == torch.bfloat16 and distance(p.grad.float(), expected[name].float()) < 2e-2, name
+
+
+equality()
+clipping()
+evaluation()
+not_finite()
+kinds()
+half()
+stage_state.compressed()
+if size == 4:
+    stage_state.save(sys.argv[1])
+    stage_bad.refusals()
+    stage_bad.broken_module()
+else:
+    stage_state.load(sys.argv[1])
