@@ -85,10 +85,14 @@ std::vector<int> stages_of(const ModelShape& whole, const StagesSpec& spec) {
 
 }  // namespace
 
-template <class F>
-auto StagesStep::uninterrupted(F work) {
+void StagesStep::require_whole() const {
   if (interrupted_)
     refuse("the last step was interrupted: this job cannot go on (start it again from a checkpoint)");
+}
+
+template <class F>
+auto StagesStep::uninterrupted(F work) {
+  require_whole();
   interrupted_ = true;
   auto out = work();
   interrupted_ = false;
@@ -176,10 +180,16 @@ StagesStep::Stop StagesStep::walk(const std::function<void()>& go) {
   });
 }
 
+// Whoever computed the pieces of the last walk has left it, or a step without its end.
+void StagesStep::begin_walk() {
+  interrupted_ = interrupted_ || walker_->walking() || job_->all().under_way();
+  require_whole();
+  given_.clear();
+}
+
 StagesStep::Stop StagesStep::begin(std::span<const std::int64_t> tokens, std::int64_t counted) {
   Strategies& all = job_->all();
-  if (all.under_way() || walker_->walking()) refuse("a step begins before the last one was finished");
-  given_.clear();
+  begin_walk();
   scaled_ = false;
   if (job_->pipeline() != nullptr) job_->pipeline()->set_tokens(tokens);
   all.batch_known({.tokens = job_->counts_tokens() ? counted : 0, .lookups = {}});
@@ -187,8 +197,7 @@ StagesStep::Stop StagesStep::begin(std::span<const std::int64_t> tokens, std::in
 }
 
 StagesStep::Stop StagesStep::begin_forward(std::int64_t tokens) {
-  if (walker_->walking()) refuse("an evaluation begins before the step was finished");
-  given_.clear();
+  begin_walk();
   if (job_->pipeline() != nullptr) job_->pipeline()->set_tokens({&tokens, 1});
   return walk([this] { walker_->begin(job_->all().forward_table()); });
 }

@@ -102,8 +102,10 @@ class StagesStep final : public Driver {
   Dense tensor(const TensorName& name) override;
 
  private:
+  void require_whole() const;  // no walk was left
   template <class F>
   auto uninterrupted(F work);
+  void begin_walk();
   Stop walk(const std::function<void()>& go);
   void await(const Ticket& ticket);
   const ChunkShape& chunk_at(int chunk) const;

@@ -99,7 +99,7 @@ class Walk:
             work, number, m, ready = begin()
             while work != "end":
                 if batch.inputs[m].shape[0] > 0:
-                    self._forward(number, m) if work == "forward" else self._backward(number, m)
+                    (self._forward if work == "forward" else self._backward)(number, m)
                 for parameter in ready:
                     hand_over(parameter)
                 work, number, m, ready = self.core.go_on()

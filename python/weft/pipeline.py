@@ -1,9 +1,10 @@
 """weft.pipeline: a list of modules over stages. Each rank has some of them, and micro-batches go through all ranks and back."""
 
+import contextlib
 import functools
 import itertools
 import zlib
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -104,7 +105,8 @@ class Pipeline(torch.nn.Module):
         self._count = count or len
         self._wire = torch.float64 if wide else torch.float32
         self._owners = [self._core.owner_of(number) for number in range(len(whole))]
-        self._whole = {f"{i}.{key}": (tuple(v.shape), v.dtype) for i, module in enumerate(whole) for key, v in module.state_dict().items()}
+        named_state = torch.nn.ModuleList(whole).state_dict()
+        self._whole = {name: (v.shape, v.dtype) for name, v in named_state.items() if isinstance(v, torch.Tensor)}
         mine = {i: whole[i] for first, length, *_ in self._core.chunks for i in range(first, first + length)}
         for number, module in mine.items():
             self.add_module(str(number), module)
@@ -125,7 +127,7 @@ class Pipeline(torch.nn.Module):
         parts = self._cut(inputs, targets)
         with _ends_the_job():
             counts = [int(self._count(part)) if len(part) else 0 for part in parts[1]]
-            batch = self._batch(inputs, parts, counts, learns=True)
+            batch = Batch(*parts, counts, self._passes(inputs), learns=True)
             for p in self._parameters_here:
                 p.grad = None
             self._hosts = [None] * len(self._parameters_here)
@@ -143,30 +145,28 @@ class Pipeline(torch.nn.Module):
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss over all pipelines' samples, of which nothing is learned: modules are in eval() meanwhile. All ranks call it."""
         parts = self._cut(inputs, targets)
+        sums = torch.zeros(2, dtype=torch.float64)  # losses, samples
+        with _ends_the_job(), self._evaluating():
+            passed = self._passes(inputs)
+            for x, y in zip(*parts):
+                if len(x):
+                    count = int(self._count(y))
+                    begin = functools.partial(self._core.begin_forward, passed.tokens(len(x)))
+                    sums[0] += self._walk.run(Batch([x], [y], [count], passed, learns=False), begin, lambda _: None)
+                    sums[1] += count if self.stage == self.stages - 1 else 0
+                    self._core.let_go()
+            all_reduce(sums)
+        return sums[0] / sums[1]
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
-            with _ends_the_job():
-                sums = self._evaluate(inputs, parts)
-                all_reduce(sums)
+            yield
         finally:
             for module, mode in modes:
                 module.training = mode
-        return sums[0] / sums[1]
-
-    def _evaluate(self, inputs: torch.Tensor, parts: Tuple[List[torch.Tensor], List[Any]]) -> torch.Tensor:
-        sums = torch.zeros(2, dtype=torch.float64)  # losses, samples
-        for x, y in zip(*parts):
-            if not len(x):
-                continue
-            count = int(self._count(y))
-            batch = self._batch(inputs, ([x], [y]), [count], learns=False)
-            tokens = batch.passed.tokens(len(x))
-            sums[0] += self._walk.run(batch, functools.partial(self._core.begin_forward, tokens), lambda _: None)
-            self._core.let_go()
-            if self.stage == self.stages - 1:
-                sums[1] += count
-        return sums
 
     def _cut(self, inputs: torch.Tensor, targets: torch.Tensor) -> Tuple[List[torch.Tensor], List[Any]]:
         for what, given in (("inputs", inputs), ("targets", targets)):
@@ -174,11 +174,10 @@ class Pipeline(torch.nn.Module):
                 raise UsageError(f"{what} of a pipeline are a tensor, cut along its first dimension, not {type(given).__name__}")
         if len(inputs) != len(targets):
             raise UsageError(f"a batch has as many inputs as targets, not {len(inputs)} and {len(targets)}")
+        if self._wire != torch.float64 and any(p.dtype == torch.float64 for p in self._parameters_here):
+            raise UsageError("modules became float64 after the pipeline was made of them: make them float64 before")
         session()  # says so in a forked child, and after shutdown()
         return list(inputs.tensor_split(self.micro_batches)), list(targets.tensor_split(self.micro_batches))
-
-    def _batch(self, inputs: torch.Tensor, parts: Tuple[List[torch.Tensor], List[Any]], counts: List[int], learns: bool) -> Batch:
-        return Batch(*parts, counts, self._passes(inputs), learns)
 
     def _passes(self, inputs: torch.Tensor) -> Passed:
         """What passes between stages for such inputs: the first stage computes a sample, and tells the others."""
@@ -192,18 +191,13 @@ class Pipeline(torch.nn.Module):
         self._install(self._passed[key].width)
         return self._passed[key]
 
+    @torch.no_grad()
     def _sample_of(self, inputs: torch.Tensor) -> Passed:
         first, count, *_ = self._core.chunks[0]
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            with torch.no_grad():
-                x = inputs[:1]
-                for number in range(first, first + count):
-                    x = self._walk.modules[number](x)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        x = inputs[:1]
+        with self._evaluating():
+            for number in range(first, first + count):
+                x = self._walk.modules[number](x)
         return Passed.of(x)
 
     def _install(self, width: Optional[int]) -> None:
@@ -255,17 +249,20 @@ class Pipeline(torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Of this rank's modules, or of all: each rank takes its own."""
-        elsewhere = set(self._whole) - set(self.state_dict())
-        return super().load_state_dict({k: v for k, v in state_dict.items() if k not in elsewhere}, strict, assign)
+        elsewhere = {str(number) for number in range(len(self._owners))} - set(self._modules)
+        mine = {name: value for name, value in state_dict.items() if name.split(".", 1)[0] not in elsewhere}
+        return super().load_state_dict(mine, strict, assign)
 
     def whole_state_dict(self) -> Dict[str, torch.Tensor]:
-        """Of the whole list, from the ranks that have each module. A collective; inside of weft.save only rank 0 has it."""
+        """Tensors of the whole list, copies on the CPU, from the ranks that have each module. A collective; inside of weft.save only rank 0
+        has them."""
         mine, out = self.state_dict(), {}
         with collective_state():
             for name, (shape, dtype) in self._whole.items():
                 root = self._owners[int(name.split(".", 1)[0])]
-                here = mine[name].detach() if name in mine else None
-                whole = here.contiguous() if here is not None and root == rank() else torch.empty(shape, dtype=dtype)
+                whole = torch.empty(shape, dtype=dtype)
+                if root == rank():
+                    whole.copy_(mine[name])
                 broadcast(whole, root=root)
                 if wants_whole():
                     out[name] = whole
@@ -329,14 +326,14 @@ def gather_state_dict(pipe: Pipeline, on_all_ranks: bool = True) -> Dict[str, to
         return pipe.whole_state_dict()
 
 
-class _ends_the_job:
+@contextlib.contextmanager
+def _ends_the_job() -> Iterator[None]:
     """What fails inside, with messages under way, fails on all ranks: nobody waits for this one."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        if error is not None:
-            session().abandon(f"rank {rank()}: a step of the pipeline ended with {type(error).__name__}: {error}")
+    try:
+        yield
+    except BaseException as error:
+        session().abandon(f"rank {rank()}: a step of the pipeline ended with {type(error).__name__}: {error}")
+        raise
 
 
 def _tie(modules: List[torch.nn.Module], tied: Tied) -> None:

@@ -94,3 +94,10 @@ def broken_module():
     assert f"module 3 gives (2, {LENGTH}, 9) of float64 to the next stage" in text and "one shape and one type" in text, text
     assert time.monotonic() - start < 30
     print("named the module", flush=True)
+
+
+def flat_activations():
+    """The first stage gives one number a sample. Ends the job."""
+    listed = [torch.nn.Embedding(WORDS, 1), torch.nn.Flatten(0, 1), torch.nn.Flatten(0), torch.nn.Linear(1, 1)]
+    text = said(weft.Error, lambda: made(listed, layers=[3, 1]).step(*batch_of(0, 0)))
+    assert f"[samples, ..., width] of floats, not ({LENGTH},) of float32" in text, text

@@ -33,14 +33,13 @@ def counted(targets):
     return int((targets != -100).sum())
 
 
-def batch_of(pipeline, step, samples=7, ignored=True):
+def batch_of(pipeline, step, samples=7, length=LENGTH):
     """Each pipeline has its own, and some tokens that do not count."""
     generator = torch.Generator().manual_seed(100 * step + pipeline)
-    ids = torch.randint(WORDS, (samples + pipeline, LENGTH), generator=generator)
-    targets = torch.randint(WORDS, (samples + pipeline, LENGTH), generator=generator)
-    if ignored:
-        targets[torch.rand(targets.shape, generator=generator) < 0.3] = -100
-        targets[-1] = -100  # a sample of which nothing counts
+    ids = torch.randint(WORDS, (samples + pipeline, length), generator=generator)
+    targets = torch.randint(WORDS, ids.shape, generator=generator)
+    targets[torch.rand(targets.shape, generator=generator) < 0.3] = -100
+    targets[1:][-1:] = -100  # a sample of which nothing counts, behind others
     return ids, targets
 
 

@@ -22,8 +22,8 @@ def distance(a, b):
 
 def made(stages, micro_batches, tied=True, **options):
     # Values are rank 0's whatever the others have drawn.
-    given = {"loss": loss_of, "count": counted, "tied": TIED if tied else (), **options}
-    return weft.pipeline.Pipeline(modules(seed=rank), stages=stages, micro_batches=micro_batches, **given)
+    given = {"modules": modules(seed=rank), "loss": loss_of, "count": counted, "tied": TIED if tied else (), **options}
+    return weft.pipeline.Pipeline(stages=stages, micro_batches=micro_batches, **given)
 
 
 def reference(pipelines, tied=True, steps=STEPS):
@@ -122,6 +122,25 @@ def not_finite():
         assert all(bool(p.grad.isfinite().all()) for p in pipe.parameters()) and pipe.compression.step == 2
 
 
+def shapes():
+    """Batches of other lengths from step to step, smaller than their micro-batches, empty where another pipeline has samples, empty on all."""
+    pipe = made(2, 4)
+    model = whole()
+    model.load_state_dict(weft.pipeline.gather_state_dict(pipe))
+    for step, (length, samples) in enumerate(((5, 9), (3, 4), (5, 2), (7, 1))):
+        batches = [batch_of(d, step, samples, length=length) for d in range(size // 2)]
+        if step == 2:
+            batches[-1] = tuple(each[: 0 if size > 2 else 2] for each in batches[-1])
+        losses, gradients = steps_of_one_process(model, torch.optim.SGD(model.parameters(), lr=0.0), [batches])
+        loss = pipe.step(*batches[pipe.data_rank])
+        assert abs(loss.item() - losses[0]) < 1e-12 * abs(losses[0]), (step, loss, losses)
+        assert all(distance(p.grad, gradients.get(name, gradients["0.weight"])) < 1e-12 for name, p in pipe.named_parameters()), step
+    ids = torch.empty(0, 5, dtype=torch.int64)
+    assert pipe.step(ids, ids).isnan() and all(bool(p.grad.eq(0).all()) for p in pipe.parameters())
+    fresh = made(2, 1, modules=modules(dtype=torch.float32)).double()
+    assert "became float64" in stage_bad.said(weft.UsageError, lambda: fresh.step(ids, ids))
+
+
 def kinds():
     """Frozen modules, modules without parameters, gradients that are sparse, inputs of floats, buffers, a parameter that nobody uses."""
     torch.manual_seed(3)
@@ -171,18 +190,27 @@ def half():
     pipe.step(x, y)
     for name, p in pipe.named_parameters():
         assert p.grad.dtype == torch.bfloat16 and distance(p.grad.float(), expected[name].float()) < 2e-2, name
+    plain = made(2, 2, modules=modules(dtype=torch.float32), tied=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = plain.step(*batch_of(plain.data_rank, 0))
+    wide = plain.evaluate(*batch_of(plain.data_rank, 0))
+    # Half a bfloat16's last digit, 2^-9, at each of some twenty roundings.
+    assert 0 < abs(loss - wide) < 20 * 2**-9 * wide and all(p.grad.dtype == torch.float32 for p in plain.parameters()), (loss, wide)
 
 
 equality()
 clipping()
 evaluation()
 not_finite()
+shapes()
 kinds()
 half()
 stage_state.compressed()
 if size == 4:
+    stage_state.relaid()
     stage_state.save(sys.argv[1])
     stage_bad.refusals()
     stage_bad.broken_module()
 else:
     stage_state.load(sys.argv[1])
+    stage_bad.flat_activations()
