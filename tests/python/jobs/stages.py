@@ -2,6 +2,7 @@
 steps, on every layout, schedule and number of micro-batches. float64: 1e-12 relative, because only the order of additions differs."""
 
 import sys
+import weakref
 
 import stage_bad
 import stage_state
@@ -75,6 +76,29 @@ def equality():
     if size == 4:
         of_means = [loss_of_all(whole(), [batch_of(d, 0)]).item() for d in range(2)]
         assert abs(sum(of_means) / 2 - expected[2, True][0][0]) > 1e-4, "control: a mean of the pipelines' means is another"
+
+
+def order():
+    """Who goes forward and back when, by the paper's formulas, and of how many micro-batches activations are there at most."""
+    m = 6
+    for schedule in ("1f1b", "gpipe"):
+        pipe = made(size, m, schedule=schedule)
+        behind = size - 1 - pipe.stage
+        seen, alive, most = [], [], []
+
+        def forward(module, given, out):
+            if module.training:  # (the sample from which the first stage learns what it gives is not)
+                seen.append("F")
+                alive.append(weakref.ref(out))
+                most.append(sum(each() is not None for each in alive))
+                out.register_hook(lambda _: seen.append("B"))
+
+        first = pipe.get_submodule(next(iter(pipe.state_dict())).split(".")[0])
+        first.register_forward_hook(forward)
+        pipe.step(*batch_of(pipe.data_rank, 0, samples=2 * m))
+        warm_up = behind if schedule == "1f1b" else m
+        assert "".join(seen) == "F" * warm_up + "FB" * (m - warm_up) + "B" * warm_up, (schedule, pipe.stage, seen)
+        assert max(most) == (behind + 1 if schedule == "1f1b" else m), (schedule, pipe.stage, most)
 
 
 def clipping():
@@ -199,6 +223,7 @@ def half():
 
 
 equality()
+order()
 clipping()
 evaluation()
 not_finite()
