@@ -165,6 +165,21 @@ def shapes():
     assert "became float64" in stage_bad.said(weft.UsageError, lambda: fresh.step(ids, ids))
 
 
+def shared():
+    """One module in two places: of two stages, of one, of two chunks of one."""
+    for places, options in (((1, 6), {}), ((1, 2), {}), ((1, 4), {"schedule": "interleaved", "chunks": 2})):
+        listed = modules()
+        listed[places[1]] = listed[places[0]]
+        batches = [batch_of(d, 0) for d in range(size // 2)]
+        loss_of_all(listed, batches).backward()
+        expected = {id(p): p.grad for module in listed for p in module.parameters()}
+        pipe = weft.pipeline.Pipeline(listed, 2, loss_of, 4, count=counted, **options)
+        pipe.step(*batches[pipe.data_rank])
+        assert all(distance(p.grad, expected[id(p)]) < 1e-12 for p in pipe.parameters()), places
+        norm = sum(float(g.square().sum()) for g in expected.values()) ** 0.5
+        assert abs(float(weft.clip_grad_norm_(pipe, 1.0)) - norm) < 1e-12 * norm, places
+
+
 def kinds():
     """Frozen modules, modules without parameters, gradients that are sparse, inputs of floats, buffers, a parameter that nobody uses."""
     torch.manual_seed(3)
@@ -228,6 +243,7 @@ clipping()
 evaluation()
 not_finite()
 shapes()
+shared()
 kinds()
 half()
 stage_state.compressed()
