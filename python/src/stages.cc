@@ -25,22 +25,25 @@ namespace py = pybind11;
 namespace {
 
 using ParameterTuple = std::tuple<std::string, std::vector<std::int64_t>>;  // name, sizes
-// stages, schedule, chunks of each, whether the warm-up is doubled, modules of each chunk, stages under the scheme
+// stages, schedule, chunks of each, whether the warm-up is doubled, modules of each chunk, stages under the
+// scheme
 using StageTuple = std::tuple<int, std::string, int, bool, std::vector<int>, int>;
 // columns, messages, lazy error, seed
 using BackwardTuple = std::tuple<int, std::string, bool, std::uint64_t>;
+// parameters of all modules, those of each, stages, what goes back between them, micro-batches
+using SpecTuple =
+    std::tuple<std::vector<ParameterTuple>, std::vector<std::vector<int>>, StageTuple, BackwardTuple, int>;
 using LineTuple = std::tuple<std::string, std::string>;
 // "forward", "backward" or "end", module, micro-batch, parameters whose gradients are complete behind it
 using StopTuple = std::tuple<std::string, int, int, std::vector<int>>;
 // first module, how many, whether something arrives, leaves
 using ChunkTuple = std::tuple<int, int, bool, bool>;
 
-StagesSpec spec_of(const std::vector<ParameterTuple>& parameters, std::vector<std::vector<int>> modules,
-                   const StageTuple& stage, const BackwardTuple& backward, int micro_batches,
-                   const py::dict& options) {
+StagesSpec spec_of(const SpecTuple& spec, const py::dict& options) {
+  const auto& [parameters, modules, stage, backward, micro_batches] = spec;
   StagesSpec out;
   for (const auto& [name, dims] : parameters) out.parameters.push_back({.name = name, .dims = dims});
-  out.modules = std::move(modules);
+  out.modules = modules;
   std::tie(out.stage.stages, out.stage.schedule, out.stage.chunks, out.stage.double_warmup, out.stage.layers,
            out.stage.compressed) = stage;
   std::tie(out.backward.columns, out.backward.messages, out.backward.lazy_error, out.backward.seed) =
@@ -57,16 +60,13 @@ StopTuple stop_of(const StagesStep::Stop& stop) {
 
 class Stages {
  public:
-  Stages(std::shared_ptr<Session> session, const std::vector<ParameterTuple>& parameters,
-         std::vector<std::vector<int>> modules, const StageTuple& stage, const BackwardTuple& backward,
-         int micro_batches, const py::dict& options, const std::vector<LineTuple>& lines)
+  Stages(std::shared_ptr<Session> session, const SpecTuple& spec, const py::dict& options,
+         const std::vector<LineTuple>& lines)
       : session_(std::move(session)) {
     std::vector<AgreedLine> agreed;
     for (const auto& [what, value] : lines) agreed.push_back({what, value});
     const std::uint32_t slot = session_->take_slots(1);
-    step_ = std::make_shared<StagesStep>(
-        session_->world(), spec_of(parameters, std::move(modules), stage, backward, micro_batches, options),
-        agreed, slot);
+    step_ = std::make_shared<StagesStep>(session_->world(), spec_of(spec, options), agreed, slot);
   }
   ~Stages() {
     std::vector<Ticket> tickets = step_->tickets();
@@ -190,9 +190,8 @@ class Stages {
 
 void bind_stages(py::module_& module) {
   py::class_<Stages>(module, "Stages")
-      .def(py::init<std::shared_ptr<Session>, const std::vector<ParameterTuple>&,
-                    std::vector<std::vector<int>>, const StageTuple&, const BackwardTuple&, int,
-                    const py::dict&, const std::vector<LineTuple>&>())
+      .def(py::init<std::shared_ptr<Session>, const SpecTuple&, const py::dict&,
+                    const std::vector<LineTuple>&>())
       .def_property_readonly("stage", &Stages::stage)
       .def_property_readonly("data_rank", &Stages::data_rank)
       .def_property_readonly("data_size", &Stages::data_size)

@@ -1,12 +1,13 @@
-// The step of a rank that has a stage of a list of modules (pipeline/pipeline.h), as Python computes it: one block for
-// each module, of one part. The tables of moves are those of every driver, and are walked from piece to piece:
+// The step of a rank that has a stage of a list of modules (pipeline/pipeline.h), as Python computes it: one
+// block for each module, of one part. The tables of moves are those of every driver, and are walked from
+// piece to piece:
 //
 //   begin     up to the first piece: a module of this stage and a micro-batch, forward or backward
 //   go_on     the piece was computed; up to the next one, or to the end
 //   finish    gradients are summed, the verdict is known
 //
-// Between two of them whoever computes takes what came from another stage (arrived), gives what goes to one (give),
-// and hands over gradients of parameters behind the piece that completes them (Stop::ready).
+// Between two of them whoever computes takes what came from another stage (arrived), gives what goes to one
+// (give), and hands over gradients of parameters behind the piece that completes them (Stop::ready).
 //
 // What passes between stages is known when a module has computed: its width is told by install().
 //
@@ -32,7 +33,8 @@
 namespace weft::python {
 
 struct StagesSpec {
-  // Of all modules, those that are trained, in the order of their first use; one that several modules have is there once.
+  // Of all modules, those that are trained, in the order of their first use; one that several modules have is
+  // there once.
   std::vector<ParameterShape> parameters;
   std::vector<std::vector<int>> modules;  // parameters of each
   StageOptions stage;                     // which one of them this rank has follows from its rank
@@ -71,21 +73,22 @@ class StagesStep final : public Driver {
     int micro_batch = 0;
     std::vector<int> ready;  // parameters of this stage whose gradients are complete behind it
   };
-  // `tokens`: of each micro-batch, that pass between stages, the same on all ranks of the pipeline. `counted`: over
-  // which the loss of this rank's batch is a mean.
+  // `tokens`: of each micro-batch, that pass between stages, the same on all ranks of the pipeline.
+  // `counted`: over which the loss of this rank's batch is a mean.
   Stop begin(std::span<const std::int64_t> tokens, std::int64_t counted);
   // A micro-batch of which nothing is learned.
   Stop begin_forward(std::int64_t tokens);
   Stop go_on();
   // By what a sum of losses is multiplied before backward.
   double scale() const;
-  // `loss`: the sum of this rank's. Gives the verdict; where it is committed result_of() has the mean gradients.
+  // `loss`: the sum of this rank's. Gives the verdict; where it is committed result_of() has the means of
+  // gradients.
   StepResult finish(double loss);
   // Of the step that was finished last, the mean over what counts on all ranks; none: nothing counted.
   std::optional<double> loss() const { return job_->all().last_loss(); }
 
-  // Of a chunk of this stage and a micro-batch: what it gives to the stage behind it, or (back) the gradient of what it
-  // took from the stage before it. Read until the chunk's backward begins, or until the walk has ended.
+  // Of a chunk of this stage and a micro-batch: what it gives to the stage behind it, or (back) the gradient
+  // of what it took from the stage before it. Read until the chunk's backward begins, or the walk has ended.
   void give(int chunk, bool back, int micro_batch, Dense values);
   // What came in its place, and its memory.
   std::shared_ptr<std::byte[]> arrived(int chunk, bool back, int micro_batch) const;

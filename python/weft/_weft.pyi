@@ -147,15 +147,17 @@ class Tables:
 
 _Stop = Tuple[str, int, int, List[int]]  # forward, backward or end; module, micro-batch, parameters whose gradients are complete behind it
 
+# stages, schedule, chunks, double_warmup, layers, compressed_stages; backward: rank, messages, lazy_error, seed
+_Stage = Tuple[int, str, int, bool, Sequence[int], int]
+_Backward = Tuple[int, str, bool, int]
+# of all modules in order of first use: name and sizes of parameters; parameters of each module; micro-batches
+_Spec = Tuple[Sequence[Tuple[str, Sequence[int]]], Sequence[Sequence[int]], _Stage, _Backward, int]
+
 class Stages:
     def __init__(
         self,
         session: Session,
-        parameters: Sequence[Tuple[str, Sequence[int]]],  # of all modules, in order of first use: name, sizes
-        modules: Sequence[Sequence[int]],  # parameters of each
-        stage: Tuple[int, str, int, bool, Sequence[int], int],  # stages, schedule, chunks, double_warmup, layers, compressed_stages
-        backward: Tuple[int, str, bool, int],  # rank, messages, lazy_error, seed
-        micro_batches: int,
+        spec: _Spec,
         options: Dict[str, Any],
         lines: Sequence[Tuple[str, str]],  # what all ranks must have alike
     ) -> None: ...

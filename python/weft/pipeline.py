@@ -96,7 +96,7 @@ class Pipeline(torch.nn.Module):
         given = {**options, "scheme": scheme, "seed": seed, "dtype": "float64" if wide else "float32"}
         said = _lines(whole, trained, stage, backward, micro_batches, {**given, "not_finite": not_finite})
         named = [(name, list(p.shape)) for name, p in trained.values()]
-        self._core = _weft.Stages(session(), named, users, stage, backward, micro_batches, given, said)
+        self._core = _weft.Stages(session(), (named, users, stage, backward, micro_batches), given, said)
         _from_rank_0(whole)
         self.stages, self.micro_batches, self.not_finite = stages, micro_batches, not_finite
         self.stage, self.data_rank, self.data_size = self._core.stage, self._core.data_rank, self._core.data_size

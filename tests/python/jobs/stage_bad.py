@@ -87,7 +87,8 @@ class Wider(torch.nn.Module):
 
 def broken_module():
     """Activations of another width behind the second stage. Ends the job."""
-    listed = [*modules()[:2], Block(torch.float64), Wider(), torch.nn.Linear(9, 9, dtype=torch.float64), torch.nn.Linear(9, WORDS, dtype=torch.float64)]
+    wide = [torch.nn.Linear(9, 9, dtype=torch.float64), torch.nn.Linear(9, WORDS, dtype=torch.float64)]
+    listed = [*modules()[:2], Block(torch.float64), Wider(), *wide]
     pipe = made(listed, stages=4, layers=[1, 3, 1, 1])
     start = time.monotonic()
     text = said(weft.Error, lambda: pipe.step(*batch_of(0, 0, samples=8)))
