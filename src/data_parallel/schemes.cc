@@ -204,6 +204,10 @@ const Scheme& find_scheme(std::string_view name) {
 
 const Scheme& lossless_scheme() { return *std::ranges::find_if(schemes(), &Scheme::lossless); }
 
+const Scheme& rounding_scheme() {
+  return *std::ranges::find_if(schemes(), [](const Scheme& s) { return s.dense() && !s.lossless; });
+}
+
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count) {
   // (Where every entry would be sent, indices are a waste, and selection on the way may lose some.)
   const bool whole = dense || (scheme.selects && quota == count);

@@ -42,6 +42,8 @@ const Scheme& find_scheme(std::string_view name);  // throws UsageError with the
 // The one that sends everything as it is: what others are measured against, and what buckets take where a
 // selection would be a waste.
 const Scheme& lossless_scheme();
+// The one that sends every element, rounded.
+const Scheme& rounding_scheme();
 // What a bucket takes: `dense` as its plan says, `quota` its entries in this step.
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count);
 // Low rank sends short parameters along with its factors: they need no bucket of their own. Others keep

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/identity.h"
 #include "base/names.h"
 #include "weft/collective.h"
 #include "weft/error.h"
+#include "wire/bfloat16.h"
 
 namespace weft {
 
@@ -23,7 +25,21 @@ constexpr bool is_sent(StageExchange what) {
   return what == StageExchange::leaves || what == StageExchange::leaves_back;
 }
 
-constexpr std::string_view kMessages[] = {"epilogue", "all"};
+constexpr std::string_view kMessages[] = {"epilogue", "all", "critical"};
+constexpr const char* kError = "error";  // kind of a row
+
+std::string dropped(const std::string& why) {
+  return "what compressed gradients between stages had left behind is dropped: " + why;
+}
+
+// "pp=4,tp=2": what an error is of, beside the link and the place among the ranks of a stage.
+std::string layout_of(const StageOptions& stage, int copies) {
+  std::string out = "pp=" + std::to_string(stage.stages) + ",tp=" + std::to_string(copies);
+  if (stage.chunks > 1) out += ",chunks=" + std::to_string(stage.chunks);
+  for (std::size_t i = 0; i < stage.layers.size(); ++i)
+    out += (i == 0 ? ",layers=" : ".") + std::to_string(stage.layers[i]);
+  return out;
+}
 
 std::span<const float> floats(const Dense& data) {
   return {reinterpret_cast<const float*>(data.data), static_cast<std::size_t>(data.count)};
@@ -36,13 +52,19 @@ void check(const PipelineOptions& o) {
   if (o.backward.columns < 0)
     refuse("gradients between stages travel as factors of 1 or more columns, or as they are (0), not " +
            std::to_string(o.backward.columns));
-  if (std::ranges::find(kMessages, o.backward.messages) == std::end(kMessages))
+  if (o.backward.messages == "critical")
+    refuse(
+        "critical messages are chosen before a run, by a plan: what they are called then is a list of them");
+  if (std::ranges::find(kMessages, o.backward.messages) == std::end(kMessages) &&
+      !MessageSet::parse(o.backward.messages))
     throw UsageError(unknown_name("choice of messages between stages", o.backward.messages, kMessages));
   if (o.dtype != DType::float32 && o.dtype != DType::float64)
     refuse("activations are float32 or float64, not " + std::string(name_of(o.dtype)));
   if (o.backward.compresses() && o.dtype != DType::float32)
     refuse("gradients between stages travel as factors of float32 only, not of " +
            std::string(name_of(o.dtype)));
+  if (o.stage.bf16 && o.dtype != DType::float32)
+    refuse("what is rounded to bfloat16 between stages is float32, not " + std::string(name_of(o.dtype)));
 }
 
 Pipeline::Pipeline(Engine& engine, const Comm& group, const ModelShape& shape, PipelineOptions options,
@@ -52,7 +74,9 @@ Pipeline::Pipeline(Engine& engine, const Comm& group, const ModelShape& shape, P
       chunks_(shape.chunks),
       width_(shape.width),
       options_(std::move(options)),
-      registry_(registry) {
+      registry_(registry),
+      chosen_(MessageSet::parse(options_.backward.messages)),
+      layout_(layout_of(options_.stage, options_.copies ? options_.copies->size() : 1)) {
   check(options_);
   if (comm_.size() != options_.stage.stages || comm_.rank() != options_.stage.stage)
     refuse("stage " + std::to_string(options_.stage.stage) + " of " + std::to_string(options_.stage.stages) +
@@ -65,7 +89,7 @@ Pipeline::Pipeline(Engine& engine, const Comm& group, const ModelShape& shape, P
       kinds_.push_back({c, StageExchange::leaves_back});
       if (options_.backward.compresses())
         codecs_.emplace(chunk.number, std::make_unique<StageCodec>("gradients of " + chunk.arrives, width_,
-                                                                   options_.backward));
+                                                                   options_.backward, options_.stage.bf16));
     }
     if (!chunk.leaves.empty()) {
       kinds_.push_back({c, StageExchange::leaves});
@@ -121,6 +145,7 @@ int Pipeline::place_of(int chunk, StageExchange what) const {
 bool Pipeline::is_compressed(int chunk, int micro_batch, int micro_batches) const {
   if (!options_.backward.compresses()) return false;
   if (options_.backward.messages == "all") return true;
+  if (chosen_) return chosen_->micro_batches() == micro_batches && chosen_->has(chunk, micro_batch);
   return in_epilogue(pipeline_shape(options_.stage, micro_batches), chunk, micro_batch);
 }
 
@@ -145,6 +170,7 @@ std::vector<Exchange> Pipeline::exchanges() const {
     if (back && options_.backward.compresses())
       exchange.codec =
           "rank " + std::to_string(options_.backward.columns) + ", " + options_.backward.messages;
+    if (options_.stage.bf16) exchange.codec += exchange.codec.empty() ? "bf16" : ", bf16";
     const TensorName tensor{back ? TensorName::Of::gradient : TensorName::Of::activation,
                             activation_of(kind)};
     (sent ? exchange.reads : exchange.writes).push_back(tensor);
@@ -163,7 +189,7 @@ std::optional<std::uint64_t> Pipeline::compared() const {
     for (const char c : *text) add(static_cast<unsigned char>(c));
   }
   for (const int value : {s.stages, s.chunks, s.double_warmup ? 1 : 0, b.columns, b.lazy_error ? 1 : 0,
-                          static_cast<int>(options_.dtype)})
+                          static_cast<int>(options_.dtype), s.bf16 ? 1 : 0})
     add(static_cast<std::uint64_t>(value));
   for (const int layers : s.layers) add(static_cast<std::uint64_t>(layers));
   add(b.seed);
@@ -177,6 +203,7 @@ std::string Pipeline::codec_text(int chunk, int micro_batches) const {
   std::string out = "factors of " + std::to_string(options_.backward.columns) + " columns";
   if (micro_batches > 0) out += " in " + std::to_string(some) + " of " + std::to_string(micro_batches);
   if (options_.backward.messages == "epilogue") out += ", those that no forward could hide";
+  if (chosen_) out += ", those that have less slack than it saves";
   if (!options_.backward.lazy_error) out += ", what is left behind is lost";
   return out;
 }
@@ -184,7 +211,7 @@ std::string Pipeline::codec_text(int chunk, int micro_batches) const {
 std::vector<PlanRow> Pipeline::rows() const {
   std::vector<PlanRow> out;
   const int m = options_.micro_batches;
-  const auto size = static_cast<double>(size_of(options_.dtype));
+  const auto size = static_cast<double>(size_of(wire()));
   const std::int64_t tokens = shares_of(options_.tokens).count(share());
   for (const Kind& kind : kinds_) {
     if (!is_sent(kind.what)) continue;
@@ -196,12 +223,12 @@ std::vector<PlanRow> Pipeline::rows() const {
                 .group = comm_.group_id(),
                 .ranks = 2,
                 .scheme = "send",
+                .codec = options_.stage.bf16 ? "bf16" : "",
                 .traffic = TrafficClass::blocking,
                 .slot = slot_of(kind)};
     std::int64_t values = 0;
     for (int i = 0; i < m; ++i)
-      values += back && is_compressed(number, i, m) ? coded_count(options_.backward, tokens, width_)
-                                                    : tokens * width_;
+      values += is_coded(kind, i, m) ? coded_count(options_.backward, tokens, width_) : tokens * width_;
     row.bytes = static_cast<double>(values) * size;
     row.seconds = m * comm_.cost().hop_seconds + row.bytes * comm_.cost().seconds_per_byte;
     row.why = "to stage " + std::to_string(peer_of(kind)) + " in each micro-batch";
@@ -295,7 +322,42 @@ void Pipeline::set_tokens(std::span<const std::int64_t> of_micro_batch) {
 
 // The step before has been committed by now.
 void Pipeline::set_scale(double scale) {
+  if (std::exchange(loaded_, false)) drop_misfits();
   for (auto& [chunk, codec] : codecs_) codec->set_scale(scale);
+}
+
+// All links have the same micro-batches, so that one rank's line is said for all.
+void Pipeline::drop_misfits() {
+  const int micro_batches = static_cast<int>(batches_.size());
+  bool any = false;
+  for (auto& [chunk, codec] : codecs_) {
+    std::int64_t most = 0;
+    for (int m = 0; m < micro_batches; ++m) {
+      if (is_compressed(chunk, m, micro_batches))
+        most = std::max(most, shares_of(batches_[static_cast<std::size_t>(m)]->tokens).count(share()));
+    }
+    any = codec->fit(most) || any;
+  }
+  const int last = options_.stage.stages * options_.stage.chunks - 1;
+  if (any && codecs_.contains(last) && options_.peers.rank == 0)
+    engine_.log_line(dropped("its messages had another number of tokens"));
+}
+
+std::string Pipeline::left_out(const StateSource& source, const Pipeline* here) {
+  for (const StateSource::Saved& saved : source.rows()) {
+    const StateRow& row = saved.row;
+    if (row.key.owner != PipelineOptions{}.name || row.key.kind != kError || row.shard.num_elements() == 1)
+      continue;
+    if (here == nullptr || !here->options_.backward.compresses())
+      return dropped("no gradient travels as factors here");
+    const int ranks = here->options_.peers.size;
+    if (row.key.name.ends_with("(" + here->layout_ + ")") && row.peers.size == ranks) continue;
+    const std::string layout = row.key.name.substr(row.key.name.find_last_of('(') + 1);
+    const auto over = [](int n) { return " over " + std::to_string(n) + (n == 1 ? " rank" : " ranks"); };
+    return dropped("it is of stages " + layout.substr(0, layout.size() - 1) + over(row.peers.size) +
+                   " each, here " + here->layout_ + over(ranks));
+  }
+  return {};
 }
 
 SubmitOptions Pipeline::submit_options(int exchange, const Kind& kind, const When& when) const {
@@ -317,6 +379,12 @@ void Pipeline::start(int exchange, const When& when, TensorSource& tensors) {
   is_sent(kind.what) ? start_send(exchange, kind, when, tensors) : start_receive(exchange, kind, when);
 }
 
+bool Pipeline::is_coded(const Kind& kind, int micro_batch, int micro_batches) const {
+  if (!is_back(kind.what)) return false;
+  const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
+  return is_compressed(is_sent(kind.what) ? number : number + 1, micro_batch, micro_batches);
+}
+
 void Pipeline::start_receive(int exchange, const Kind& kind, const When& when) {
   MicroBatch& batch = *batches_[static_cast<std::size_t>(when.micro_batch)];
   Flow& flow = batch.chunks[static_cast<std::size_t>(kind.chunk)];
@@ -324,29 +392,31 @@ void Pipeline::start_receive(int exchange, const Kind& kind, const When& when) {
   std::shared_ptr<std::byte[]>& memory = flow.memory[index(kind.what)];
   memory =
       std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count) * size_of(options_.dtype));
-  const Dense into(memory.get(), count, options_.dtype);
+  const auto arrival = std::make_shared<Arrival>();
+  arrival->into = Dense(memory.get(), count, options_.dtype);
+  arrival->coded = is_coded(kind, when.micro_batch, static_cast<int>(batches_.size()));
+  arrival->counts = arriving(batch.tokens, arrival->coded);
+  arrival->all = arrival->into;
+  if (arrival->coded || wire() != options_.dtype) {
+    const std::int64_t values =
+        std::accumulate(arrival->counts.begin(), arrival->counts.end(), std::int64_t{0});
+    arrival->memory.resize(static_cast<std::size_t>(values) * size_of(wire()));
+    arrival->all = Dense(arrival->memory.data(), values, wire());
+  }
   const int peer = peer_of(kind);
-  const int behind = chunks_[static_cast<std::size_t>(kind.chunk)].number + 1;
-  const bool coded =
-      is_back(kind.what) && is_compressed(behind, when.micro_batch, static_cast<int>(batches_.size()));
-  const Blocks shares = shares_of(batch.tokens);
-  const Dense mine = into.sub(shares.begin(share()) * width_, shares.count(share()) * width_);
   const SubmitOptions how = submit_options(exchange, kind, when);
   Ticket received;
-  if (mine.count > 0)
-    received = engine_.submit(comm_, how, [this, peer, mine, coded](Comm comm) {
-      return coded ? receive_coded(comm, this, peer, mine) : receive(comm, peer, mine);
-    });
+  if (arrival->counts[static_cast<std::size_t>(share())] > 0)
+    received = engine_.submit(
+        comm_, how, [this, peer, arrival](Comm comm) { return receive(comm, this, peer, arrival); });
   flow.tickets[index(kind.what)] = received;
   if (!options_.copies) return;
   SubmitOptions gathers = how;
   gathers.name = "shares of what came from a stage";
   gathers.slot = options_.gather_slot + (slot_of(kind) - options_.first_slot);
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(shares.size()));
-  for (int r = 0; r < shares.size(); ++r) counts[static_cast<std::size_t>(r)] = shares.count(r) * width_;
   flow.tickets[index(kind.what)] =
-      engine_.submit(*options_.copies, gathers, [bytes = bytes_, received, into, counts](Comm comm) {
-        return gather(comm, bytes, received, into, counts);
+      engine_.submit(*options_.copies, gathers, [this, bytes = bytes_, received, arrival](Comm comm) {
+        return gather(comm, this, bytes, received, arrival);
       });
 }
 
@@ -354,21 +424,72 @@ Blocks Pipeline::shares_of(std::int64_t tokens) const {
   return {options_.copies ? options_.copies->size() : 1, tokens};
 }
 
-// Of this rank, by the ring: every share but its neighbour's.
-std::int64_t Pipeline::gather_bytes(std::int64_t tokens) const {
-  if (!options_.copies) return 0;
+std::vector<std::int64_t> Pipeline::arriving(std::int64_t tokens, bool coded) const {
   const Blocks shares = shares_of(tokens);
-  const std::int64_t kept = shares.count((share() + 1) % shares.size());
-  return (tokens - kept) * width_ * static_cast<std::int64_t>(size_of(options_.dtype));
+  std::vector<std::int64_t> out;
+  out.reserve(static_cast<std::size_t>(shares.size()));
+  for (int r = 0; r < shares.size(); ++r)
+    out.push_back(coded ? coded_count(options_.backward, shares.count(r), width_) : shares.count(r) * width_);
+  return out;
 }
 
-Task<void> Pipeline::gather(Comm comm, std::shared_ptr<Bytes> bytes, Ticket received, Dense all,
-                            std::vector<std::int64_t> counts) {
+// Of this rank, by the ring: every share but its neighbour's.
+std::int64_t Pipeline::gather_bytes(std::int64_t tokens, bool coded) const {
+  if (!options_.copies) return 0;
+  const std::vector<std::int64_t> counts = arriving(tokens, coded);
+  const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const std::int64_t kept = counts[static_cast<std::size_t>(share() + 1) % counts.size()];
+  return (all - kept) * static_cast<std::int64_t>(size_of(wire()));
+}
+
+Task<void> Pipeline::receive(Comm comm, Pipeline* me, int peer, std::shared_ptr<Arrival> arrival) {
+  const auto mine = arrival->counts.begin() + me->share();
+  const std::int64_t first = std::accumulate(arrival->counts.begin(), mine, std::int64_t{0});
+  Transfer received = comm.recv(peer, 0, arrival->all.sub(first, *mine));
+  co_await received;
+  if (me->options_.copies || arrival->is_in_place()) co_return;
+  auto work = [&] { return me->take_over(comm.kernels(), *arrival); };
+  Compute taken = comm.compute(work);
+  co_await taken;
+}
+
+Task<void> Pipeline::gather(Comm comm, Pipeline* me, std::shared_ptr<Bytes> bytes, Ticket received,
+                            std::shared_ptr<Arrival> arrival) {
   if (received.valid()) co_await received;
   const AllGatherOptions options{.algorithm = "ring"};
-  const std::span<const std::int64_t> of_ranks(counts);
-  co_await all_gather_v(comm, all, of_ranks, options);
+  const std::span<const std::int64_t> of_ranks(arrival->counts);
+  co_await all_gather_v(comm, arrival->all, of_ranks, options);
   bytes->sent += comm.bytes_sent();
+  if (arrival->is_in_place()) co_return;
+  auto work = [&] { return me->take_over(comm.kernels(), *arrival); };
+  Compute taken = comm.compute(work);
+  co_await taken;
+}
+
+double Pipeline::take_over(const KernelCosts& kernels, const Arrival& arrival) const {
+  const bool rounded = arrival.all.dtype == DType::bfloat16;
+  const Blocks shares = shares_of(arrival.into.count / width_);
+  double spent = rounded ? kernels.widen_element * static_cast<double>(arrival.all.count) : 0;
+  std::vector<float> wide;
+  std::int64_t at = 0;
+  for (int r = 0; r < shares.size(); ++r) {
+    const Dense came = arrival.all.sub(at, arrival.counts[static_cast<std::size_t>(r)]);
+    const Dense goes = arrival.into.sub(shares.begin(r) * width_, shares.count(r) * width_);
+    at += came.count;
+    const std::span<float> gradient(reinterpret_cast<float*>(goes.data),
+                                    static_cast<std::size_t>(goes.count));
+    std::span<const float> values = floats(came);
+    if (rounded) {
+      wide.resize(arrival.coded ? static_cast<std::size_t>(came.count) : 0);
+      const std::span<float> into = arrival.coded ? std::span(wide) : gradient;
+      wire::widen({reinterpret_cast<const bfloat16*>(came.data), static_cast<std::size_t>(came.count)}, into);
+      values = into;
+    }
+    if (!arrival.coded || goes.count == 0) continue;
+    StageCodec::decode(options_.backward, width_, values, gradient);
+    spent += StageCodec::decode_seconds(kernels, options_.backward, shares.count(r), width_);
+  }
+  return spent;
 }
 
 void Pipeline::start_send(int exchange, const Kind& kind, const When& when, TensorSource& tensors) {
@@ -393,12 +514,13 @@ void Pipeline::start_send(int exchange, const Kind& kind, const When& when, Tens
   }
   const int peer = peer_of(kind);
   const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
-  const bool coded = back && is_compressed(number, when.micro_batch, static_cast<int>(batches_.size()));
   const SubmitOptions how = submit_options(exchange, kind, when);
   Ticket& ticket = flow.tickets[index(kind.what)];
-  if (!coded) {
-    ticket = engine_.submit(
-        comm_, how, [bytes = bytes_, peer, data](Comm comm) { return send(comm, bytes, peer, data); });
+  if (!is_coded(kind, when.micro_batch, static_cast<int>(batches_.size()))) {
+    const bool rounds = options_.stage.bf16;
+    ticket = engine_.submit(comm_, how, [bytes = bytes_, peer, data, rounds](Comm comm) {
+      return send(comm, bytes, peer, data, rounds);
+    });
     return;
   }
   // Messages of a link are coded one behind the other: each takes along what the one before left behind.
@@ -411,15 +533,20 @@ void Pipeline::start_send(int exchange, const Kind& kind, const When& when, Tens
 }
 
 // (Counted when it is posted: who has it already may be a step ahead.)
-Task<void> Pipeline::send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data) {
+Task<void> Pipeline::send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data, bool rounds) {
+  std::vector<bfloat16> rounded(rounds ? static_cast<std::size_t>(data.count) : 0);
+  if (rounds) {
+    auto work = [&] {
+      wire::narrow(floats(data), rounded);
+      return comm.kernels().round_element * static_cast<double>(rounded.size());
+    };
+    Compute narrowed = comm.compute(work);
+    co_await narrowed;
+    data = Dense(std::span<bfloat16>{rounded});
+  }
   Transfer sent = comm.send(peer, 0, data);
   bytes->sent += comm.bytes_sent();
   co_await sent;
-}
-
-Task<void> Pipeline::receive(Comm comm, int peer, Dense into) {
-  Transfer received = comm.recv(peer, 0, into);
-  co_await received;
 }
 
 Task<void> Pipeline::send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
@@ -427,30 +554,20 @@ Task<void> Pipeline::send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int pee
   if (before.valid()) co_await before;
   const auto tokens = static_cast<std::int64_t>(gradient.size()) / codec->width();
   std::vector<float> coded(static_cast<std::size_t>(coded_count(codec->options(), tokens, codec->width())));
+  std::vector<bfloat16> rounded(codec->rounds() ? coded.size() : 0);
   auto work = [&] {
     codec->encode(gradient, coded);
-    return codec->encode_seconds(comm.kernels(), tokens);
+    if (codec->rounds()) wire::narrow(coded, rounded);
+    return codec->encode_seconds(comm.kernels(), tokens) +
+           comm.kernels().narrow_element * static_cast<double>(rounded.size());
   };
   Compute computed = comm.compute(work);
   co_await computed;
-  Transfer sent = comm.send(peer, 0, Dense(std::span<float>{coded}));
+  const Dense message =
+      codec->rounds() ? Dense(std::span<bfloat16>{rounded}) : Dense(std::span<float>{coded});
+  Transfer sent = comm.send(peer, 0, message);
   bytes->sent += comm.bytes_sent();
   co_await sent;
-}
-
-Task<void> Pipeline::receive_coded(Comm comm, Pipeline* me, int peer, Dense into) {
-  const BackwardOptions& backward = me->options_.backward;
-  const std::int64_t tokens = into.count / me->width_;
-  std::vector<float> coded(static_cast<std::size_t>(coded_count(backward, tokens, me->width_)));
-  Transfer received = comm.recv(peer, 0, Dense(std::span<float>{coded}));
-  co_await received;
-  const std::span<float> gradient(reinterpret_cast<float*>(into.data), static_cast<std::size_t>(into.count));
-  auto work = [&] {
-    StageCodec::decode(backward, me->width_, coded, gradient);
-    return StageCodec::decode_seconds(comm.kernels(), backward, tokens, me->width_);
-  };
-  Compute computed = comm.compute(work);
-  co_await computed;
 }
 
 Ticket Pipeline::ticket(int exchange, const When& when) const {
@@ -478,18 +595,18 @@ std::int64_t Pipeline::formula_of_step() const {
   std::int64_t values = 0, gathered = 0;
   for (const Kind& kind : kinds_) {
     if (!is_sent(kind.what)) {
-      for (const auto& batch : batches_) gathered += gather_bytes(batch->tokens);
+      for (int m = 0; m < micro_batches; ++m)
+        gathered +=
+            gather_bytes(batches_[static_cast<std::size_t>(m)]->tokens, is_coded(kind, m, micro_batches));
       continue;
     }
-    const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
     for (int m = 0; m < micro_batches; ++m) {
       const std::int64_t tokens = shares_of(batches_[static_cast<std::size_t>(m)]->tokens).count(share());
-      values += is_back(kind.what) && is_compressed(number, m, micro_batches)
-                    ? coded_count(options_.backward, tokens, width_)
-                    : tokens * width_;
+      values +=
+          is_coded(kind, m, micro_batches) ? coded_count(options_.backward, tokens, width_) : tokens * width_;
     }
   }
-  return values * static_cast<std::int64_t>(size_of(options_.dtype)) + gathered;
+  return values * static_cast<std::int64_t>(size_of(wire())) + gathered;
 }
 
 void Pipeline::step_end() {
@@ -505,7 +622,7 @@ std::vector<LiveRow> Pipeline::state_rows() {
       using Values = std::decay_t<decltype(values_of(mine->state()))>;
       using T = typename Values::value_type;
       LiveRow row;
-      row.row = {.key = {options_.name, kind, mine->name()},
+      row.row = {.key = {options_.name, kind, mine->name() + " (" + layout_ + ")"},
                  .dtype = std::is_same_v<T, double> ? DType::float64 : DType::float32,
                  .rule = LayoutRule::restart,
                  .shard = Shard::whole({static_cast<std::int64_t>(values_of(mine->state()).size())}),
@@ -516,7 +633,8 @@ std::vector<LiveRow> Pipeline::state_rows() {
         scratch.assign(bytes.begin(), bytes.end());
         return scratch;
       };
-      row.write = [mine, set](std::span<const std::byte> bytes) {
+      row.write = [this, mine, set](std::span<const std::byte> bytes) {
+        loaded_ = true;
         Values values(bytes.size() / sizeof(T));
         if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
         StageCodec::State state = mine->state();
@@ -535,7 +653,7 @@ std::vector<LiveRow> Pipeline::state_rows() {
       return values.size() == 1 && values[0] == 0 ? Floats{} : values;
     };
     add(
-        "error", [at_least_one](const StageCodec::State& s) { return at_least_one(s.error); },
+        kError, [at_least_one](const StageCodec::State& s) { return at_least_one(s.error); },
         [or_none](StageCodec::State& s, const Floats& values) { s.error = or_none(values); });
     add(
         "factor", [at_least_one](const StageCodec::State& s) { return at_least_one(s.factor); },

@@ -11,17 +11,26 @@
 // nobody waits for a send.
 //
 // Which gradients travel as factors (stage_codec.h) follows from the table: those of the epilogue, or all. Both
-// ends work it out from the same order of pieces, by chunk and micro-batch.
+// ends work it out from the same order of pieces, by chunk and micro-batch. Or they were chosen one by one
+// (message_set.h), and are part of the options.
 //
 // Where tensor-parallel ranks have the same activations each of them sends its share of the tokens (rows, never parts
-// of one), and what arrives they gather: the pipe carries every token once. n is then the share of a rank, and a
-// gather of [tokens, values] over these ranks comes behind each receive.
+// of one), and what arrives they gather as it came, factors as factors: the pipe carries every token once, and all of
+// them make the same bits of it. n is then the share of a rank, and a gather of all shares over these ranks comes
+// behind each receive.
 //
-// Bytes of a rank, n tokens by m values a micro-batch, values of w bytes, each chunk: forward M n m w where it has
-// one behind it; back, where it has one before it, (M - q) n m w + q (n + m) r w, q being those that travel as
-// factors.
+// With StageOptions::bf16 all of this travels as bfloat16, rounded once, and is float32 again where it arrived. What
+// the rounding of factors takes away is part of what they leave behind; what it takes away from activations, and from
+// gradients that travel as they are, is lost.
 //
-// State, of every link over which this rank sends gradients (rule restart: it is of this rank's micro-batches):
+// Bytes of a rank, n tokens by m values a micro-batch, values of w bytes (of bfloat16 2), each chunk: forward M n m w
+// where it has one behind it; back, where it has one before it, (M - q) n m w + q (n + m) r w, q being those that
+// travel as factors. Gathers, by the ring: of every receive, the values that came to all copies but the next one.
+//
+// State, of every link over which this rank sends gradients (rule restart: it is of this rank's micro-batches). It is
+// never reset between steps, an evaluation does not touch it, and where the loss counts otherwise it is rescaled. Where
+// stages, layers or tensor-parallel ranks are others it is another row, and one that comes with messages of another
+// number of tokens is dropped before the first step; both are said in one line of the log.
 //   error    [tokens, values], what the link's messages have left behind
 //   factor   Q of its last message
 //   scale    of the error, and how many messages there were
@@ -41,6 +50,7 @@
 #include <vector>
 
 #include "patterns/blocks.h"
+#include "pipeline/message_set.h"
 #include "pipeline/stage_codec.h"
 #include "state/registry.h"
 #include "step/stage.h"
@@ -113,6 +123,9 @@ class Pipeline final : public Strategy {
   // Of the link over which that chunk of this rank sends gradients; null: none that compresses.
   StageCodec* codec(int chunk);
 
+  // What of a source's state nobody of this run takes, in one line; "": nothing. `here`: null where it has no stages.
+  static std::string left_out(const StateSource& source, const Pipeline* here);
+
   // Payload of this rank in the step that was committed or rolled back last, and by formula.
   std::uint64_t step_bytes() const { return closed_ == nullptr ? 0 : closed_->sent.load(); }
   std::int64_t formula_bytes() const { return closed_ == nullptr ? 0 : closed_->formula; }
@@ -140,9 +153,16 @@ class Pipeline final : public Strategy {
   // Of so many tokens of a micro-batch, those that this rank sends.
   Blocks shares_of(std::int64_t tokens) const;
   int share() const { return options_.copies ? options_.copies->rank() : 0; }
-  std::int64_t gather_bytes(std::int64_t tokens) const;
+  // Of what passes between stages.
+  DType wire() const { return options_.stage.bf16 ? DType::bfloat16 : options_.dtype; }
+  // Values that come to each of the copies for their shares of so many tokens.
+  std::vector<std::int64_t> arriving(std::int64_t tokens, bool coded) const;
+  std::int64_t gather_bytes(std::int64_t tokens, bool coded) const;
+  // Whether what is received, or sent, in that micro-batch of so many travels as factors.
+  bool is_coded(const Kind& kind, int micro_batch, int micro_batches) const;
   const Flow* find(const std::string& activation, int micro_batch, bool leaves) const;
   std::vector<LiveRow> state_rows();
+  void drop_misfits();
   void start_receive(int exchange, const Kind& kind, const When& when);
   void start_send(int exchange, const Kind& kind, const When& when, TensorSource& tensors);
   SubmitOptions submit_options(int exchange, const Kind& kind, const When& when) const;
@@ -151,13 +171,23 @@ class Pipeline final : public Strategy {
     std::atomic<std::uint64_t> sent = 0;
     std::int64_t formula = 0;
   };
-  static Task<void> send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data);
+  // What arrives: as it travels, the shares of all copies end to end, and where it goes.
+  struct Arrival {
+    Dense into;
+    std::vector<std::byte> memory;     // of what travels; none: that is what goes there
+    Dense all;                         // what travels
+    std::vector<std::int64_t> counts;  // of each share
+    bool coded = false;
+    bool is_in_place() const { return all.data == into.data; }
+  };
+  static Task<void> send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data, bool rounds);
   static Task<void> send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
                                Ticket before, std::span<const float> gradient);
-  static Task<void> receive(Comm comm, int peer, Dense into);
-  static Task<void> gather(Comm comm, std::shared_ptr<Bytes> bytes, Ticket received, Dense all,
-                           std::vector<std::int64_t> counts);
-  static Task<void> receive_coded(Comm comm, Pipeline* me, int peer, Dense into);
+  static Task<void> receive(Comm comm, Pipeline* me, int peer, std::shared_ptr<Arrival> arrival);
+  static Task<void> gather(Comm comm, Pipeline* me, std::shared_ptr<Bytes> bytes, Ticket received,
+                           std::shared_ptr<Arrival> arrival);
+  // Makes of what has travelled what it stands for. Gives its seconds in virtual time.
+  double take_over(const KernelCosts& kernels, const Arrival& arrival) const;
 
   Engine& engine_;
   Comm comm_;
@@ -165,6 +195,9 @@ class Pipeline final : public Strategy {
   std::int64_t width_;
   PipelineOptions options_;
   StateRegistry& registry_;
+  const std::optional<MessageSet> chosen_;                   // none: the options have a name
+  const std::string layout_;                                 // part of the names of state
+  bool loaded_ = false;                                      // state, since the last step
   std::vector<Kind> kinds_;                                  // of each exchange
   std::map<int, std::unique_ptr<StageCodec>> codecs_;        // by chunk of the model
   std::map<int, Ticket> coded_;                              // by chunk of the model: of its last message

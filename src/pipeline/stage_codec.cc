@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "wire/codec.h"
+
 namespace weft {
 
 namespace {
@@ -30,9 +32,14 @@ void StageCodec::encode(std::span<const float> gradient, std::span<float> coded)
   const std::span<float> left =
       options_.lazy_error ? std::span(error).first(gradient.size()) : std::span<float>{};
   if (factor_columns(options_, tokens, width_) == 0) {
+    // (Where nothing was left behind a negative zero stays one.)
     for (std::size_t i = 0; i < gradient.size(); ++i)
-      coded[i] = left.empty() ? gradient[i] : gradient[i] + left[i];
+      coded[i] = left.empty() || left[i] == 0 ? gradient[i] : gradient[i] + left[i];
     std::ranges::fill(left, 0.0F);
+    if (!rounds_) return;
+    std::vector<float> lost(coded.size());
+    wire::round_to_bfloat16(coded, lost);
+    std::ranges::copy(left.empty() ? std::span<float>{} : std::span(lost), left.begin());
     return;
   }
   WarmFactor factor{.columns = std::move(working_.factor), .staged = {}};
@@ -40,7 +47,13 @@ void StageCodec::encode(std::span<const float> gradient, std::span<float> coded)
   low_rank.add(name_, tokens, static_cast<std::int64_t>(gradient.size()), &factor);
   std::vector<float> matrix(gradient.size()), sum(gradient.size());
   low_rank.begin(gradient, left, matrix, working_.messages++);
-  const bool finite = low_rank.project(matrix) && low_rank.finish(matrix, sum, 1);
+  bool finite = low_rank.project(matrix);
+  if (finite && rounds_) {
+    std::vector<float> lost;
+    wire::round_to_bfloat16(low_rank.first(), lost);
+    wire::round_to_bfloat16(low_rank.second(), lost);
+  }
+  finite = finite && low_rank.finish(matrix, sum, 1);
   factor.commit();
   working_.factor = std::move(factor.columns);
   if (!finite) {
@@ -66,13 +79,15 @@ void StageCodec::decode(const BackwardOptions& options, std::int64_t width, std:
 }
 
 double StageCodec::encode_seconds(const KernelCosts& kernels, std::int64_t tokens) const {
+  const double rounding =
+      rounds_ ? kernels.round_element * static_cast<double>(coded_count(options_, tokens, width_)) : 0;
   if (factor_columns(options_, tokens, width_) == 0)
-    return 8 * kernels.copy_byte * static_cast<double>(tokens * width_);
+    return 8 * kernels.copy_byte * static_cast<double>(tokens * width_) + rounding;
   WarmFactor none;
   LowRank low_rank(low_rank_options(options_));
   low_rank.add(name_, tokens, tokens * width_, &none);
   return low_rank.begin_seconds(kernels, options_.lazy_error) + low_rank.project_seconds(kernels) +
-         low_rank.finish_seconds(kernels);
+         low_rank.finish_seconds(kernels) + rounding;
 }
 
 double StageCodec::decode_seconds(const KernelCosts& kernels, const BackwardOptions& options,
@@ -90,6 +105,15 @@ void StageCodec::set_scale(double scale) {
     for (float& value : working_.error) value *= by;
   }
   working_.scale = scale;
+}
+
+bool StageCodec::fit(std::int64_t tokens) {
+  const std::vector<float>& error = committed_.error;
+  if (static_cast<std::int64_t>(error.size()) == tokens * width_) return false;
+  const bool any = std::ranges::any_of(error, [](float value) { return value != 0; });
+  working_.error.clear();
+  committed_.error.clear();
+  return any;
 }
 
 }  // namespace weft

@@ -10,6 +10,9 @@
 //   sum of P Q^T = sum of gradients + e before - e after
 // Where factors would be no shorter than the matrix, it travels as it is, with e added; then nothing is left.
 //
+// Where the link carries bfloat16, P and Q (or the matrix) are rounded before e is taken: e = A - P' Q'^T is what the
+// receiver really lacks, and the sums above hold as they stand.
+//
 // Rows are tokens, always: a message of fewer tokens meets the first rows of e. Gradients are those of a loss that
 // counts `scale` times (set_scale): where the scale changes, e changes with it.
 //
@@ -35,10 +38,12 @@ std::int64_t coded_count(const BackwardOptions& options, std::int64_t tokens, st
 
 class StageCodec {
  public:
-  StageCodec(std::string name, std::int64_t width, const BackwardOptions& options)
-      : name_(std::move(name)), width_(width), options_(options) {}
+  // `rounds`: what it codes is carried as bfloat16.
+  StageCodec(std::string name, std::int64_t width, const BackwardOptions& options, bool rounds = false)
+      : name_(std::move(name)), width_(width), options_(options), rounds_(rounds) {}
 
-  // `coded` has coded_count() values. What is not finite in the gradient, or too large, makes all of them NaN.
+  // `coded` has coded_count() values, each of them a bfloat16 where it rounds. What is not finite in the gradient, or
+  // too large, makes all of them NaN.
   void encode(std::span<const float> gradient, std::span<float> coded);
   // What encode() made of a gradient of so many tokens: any rank's.
   static void decode(const BackwardOptions& options, std::int64_t width, std::span<const float> coded,
@@ -49,6 +54,9 @@ class StageCodec {
 
   // Of the messages to come.
   void set_scale(double scale);
+  // Messages to come have so many tokens at most: an error of another number is forgotten, not Q, which is of the
+  // values of a token. Gives whether it was any. REQUIRES: no step is under way.
+  bool fit(std::int64_t tokens);
 
   void commit() { committed_ = working_; }
   void roll_back() { working_ = committed_; }
@@ -64,12 +72,14 @@ class StageCodec {
   void load(State state) { committed_ = working_ = std::move(state); }
   std::int64_t width() const { return width_; }
   const BackwardOptions& options() const { return options_; }
+  bool rounds() const { return rounds_; }
   const std::string& name() const { return name_; }
 
  private:
   std::string name_;
   std::int64_t width_;
   BackwardOptions options_;
+  bool rounds_;
   State working_, committed_;
 };
 

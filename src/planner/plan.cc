@@ -114,8 +114,8 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
   return out;
 }
 
-Plan make_tables(const Outline& outline, const EmulationOptions& emulation, int num_ranks) {
-  Plan out;
+void for_each_stage(const Outline& outline, const EmulationOptions& emulation, int num_ranks,
+                    FunctionRef<void(int stage, JobStrategies& job)> f) {
   SimRanksOptions options;
   options.sim.link.ranks = num_ranks;
   SimRanks ranks(options);
@@ -127,17 +127,25 @@ Plan make_tables(const Outline& outline, const EmulationOptions& emulation, int 
     walked.table_memory_rows = kWalkedRows;
     JobStrategies job(engine, engine.world(),
                       rank_model(outline, emulation, expert_layout(emulation, rank), rank).shape, walked);
+    f(stage, job);
+    // The comparison of plans has begun, and nobody answers it.
+    engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
+  }
+}
+
+Plan make_tables(const Outline& outline, const EmulationOptions& emulation, int num_ranks) {
+  Plan out;
+  const auto lay_out = [&](int stage, JobStrategies& job) {
     std::vector<PlanRow> rows = job.all().rows();
     for (PlanRow& row : rows) {
       if (emulation.mesh.pp > 1) row.why = "stage " + std::to_string(stage) + ": " + row.why;
       out.rows.push_back(std::move(row));
     }
-    out.world = engine.world().group_id();
+    out.world = job.all().world().group_id();
     out.stages.push_back({job.all().shape(), job.all().tables(emulation.micro_batches), rows.size()});
     out.why_updates_wait = job.all().why_updates_wait();
-    // The comparison of plans has begun, and nobody answers it.
-    engine.shut_down(std::make_exception_ptr(Error("a plan is made, nothing is trained")));
-  }
+  };
+  for_each_stage(outline, emulation, num_ranks, lay_out);
   return out;
 }
 

@@ -10,10 +10,13 @@
 
 #include "step/move.h"
 #include "step/plan.h"
+#include "weft/function_ref.h"
 #include "weft/train/shape.h"
 #include "workload/emulate.h"
 
 namespace weft {
+
+class JobStrategies;
 
 // Of a stage, in a step.
 struct StagePrediction {
@@ -54,6 +57,10 @@ struct WalkSize {
   double exact = 1 << 28, walked = 1 << 26;
 };
 int walk_scale(const Outline& outline, const EmulationOptions& emulation, int ranks, WalkSize size = {});
+
+// The strategies of a rank of each stage, as they are planned: nothing of them runs.
+void for_each_stage(const Outline& outline, const EmulationOptions& emulation, int ranks,
+                    FunctionRef<void(int stage, JobStrategies& job)> f);
 
 // Throws UsageError for what cannot be planned, and where the tables of the ranks do not hold together. `emulation`: scheme, buckets, clipping and the link by which
 // algorithms are chosen; its steps are not used. Walked at the byte scale of `simulation`.

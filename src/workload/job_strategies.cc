@@ -167,8 +167,10 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;
   const StageOptions& stage = options.step.stage;
   const bool alone = mesh_.dp < world.size() && mesh_.dp == 1;  // nothing is sent: nothing is left behind
-  if (alone || (stage.compressed != kAllStages && stage.stage >= stage.compressed))
+  if (alone)
     parallel.scheme.name = lossless_scheme().name;
+  else if (stage.compressed != kAllStages && stage.stage >= stage.compressed)
+    parallel.scheme.name = dense_sums().name;
   parallel_ = &add_parallel(engine, data_, parts.scheme, parallel);
   if (mesh_.tp > 1) stage_ = ranks_along(kStageAxes, {}, kStageLabel);
   if (!parts.copies.empty()) add_copies(parts.copies);
@@ -239,12 +241,18 @@ Comm JobStrategies::ranks_along(std::span<const Axis> axes, std::span<const int>
 
 bool JobStrategies::is_first_copy() const { return mesh_.coordinates(all_->world().rank()).tp == 0; }
 
+const Scheme& JobStrategies::dense_sums() const {
+  const Scheme& run = find_scheme(options_.parallel.scheme.name);
+  if (run.dense()) return run;
+  return options_.step.stage.bf16_sums ? rounding_scheme() : lossless_scheme();
+}
+
 // Dense whatever the scheme.
 void JobStrategies::add_copies(const std::vector<int>& parameters) {
   DataParallelOptions options = options_.parallel;
   options.name = "copies";
   options.dtype = options_.dtype;
-  options.scheme.name = lossless_scheme().name;
+  options.scheme.name = dense_sums().name;
   options.copies = {mesh_.tp, mesh_.coordinates(all_->world().rank()).tp, stage_.group_id()};
   copies_ = &add_parallel(all_->engine(), data_, parameters, options);
 }
@@ -273,7 +281,7 @@ void JobStrategies::add_tied(const std::vector<int>& parameters) {
   DataParallelOptions options = options_.parallel;
   options.name = "tied";
   options.dtype = options_.dtype;
-  options.scheme.name = lossless_scheme().name;
+  options.scheme.name = dense_sums().name;
   tied_ = &add_parallel(all_->engine(), group, parameters, options);
 }
 

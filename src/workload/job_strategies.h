@@ -132,6 +132,8 @@ class JobStrategies {
   // Values of this rank's experts where they are dealt to so many ranks.
   std::int64_t expert_elements(int ranks) const;
 
+  // What state of a source this job has no use for, in one line that a user should see; "": none.
+  std::string left_out(const StateSource& source) const { return Pipeline::left_out(source, pipeline_); }
   // Owners of state in the registry, beside the model and its optimizer.
   std::vector<std::string> owners() const;
   // For gradients that come from now on. The density is of all gradients under the scheme, those of experts
@@ -163,6 +165,8 @@ class JobStrategies {
   void add_expert_strategies(const std::vector<int>& parameters);
   void add_tied(const std::vector<int>& parameters);
   void add_copies(const std::vector<int>& parameters);
+  // Of what is summed dense under every scheme: the run's own, where that is dense.
+  const Scheme& dense_sums() const;
   void add_stages();
   // Ranks whose coordinates differ from this one's along these axes alone.
   Comm ranks_along(std::span<const Axis> axes, std::span<const int> stages, std::uint32_t label) const;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <numbers>
+#include <optional>
 
 #include "base/identity.h"
 #include "base/names.h"
@@ -140,6 +141,16 @@ void check_with_stages(const TrainOptions& o, int ranks) {
     throw UsageError("mesh: " + std::to_string(stage.stages) + " stages do not divide " +
                      std::to_string(ranks) + " ranks");
   check_stage(stage, o.accumulate);
+  if (const std::optional<MessageSet> chosen = MessageSet::parse(o.backward.messages)) {
+    if (chosen->micro_batches() != o.accumulate)
+      throw UsageError("backward-messages '" + o.backward.messages + "' are of " +
+                       std::to_string(chosen->micro_batches()) + " micro-batches, and a step has " +
+                       std::to_string(o.accumulate) + ": choose them again (critical)");
+    if (chosen->first_chunk() < 1 || chosen->last_chunk() >= stage.stages * stage.chunks)
+      throw UsageError("backward-messages '" + o.backward.messages +
+                       "': chunks that send gradients back are 1 to " +
+                       std::to_string(stage.stages * stage.chunks - 1));
+  }
   const std::string and_not = " does not go with stages: ";
   if (o.clip_local && o.clip_norm > 0)
     throw UsageError("clip-local" + and_not + "a rank's norm would depend on which layers it has");

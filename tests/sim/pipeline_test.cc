@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "planner/messages.h"
 #include "step/stage.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
@@ -31,6 +32,8 @@ struct Job {
   double rate = 0;  // bytes a second; 0: sending is free
   std::string scheme = "dense";
   int layers = 0;  // 0: one for each chunk
+  bool bf16 = false, bf16_sums = false;
+  bool by_ring = false;  // all sums, and by the scheme, however short they are
 };
 
 // A gpt whose layers take as long as one another; what stands around them takes no time.
@@ -58,6 +61,12 @@ EmulationOptions options_of(const Job& job) {
   out.stage.double_warmup = job.doubled;
   out.backward.columns = job.columns;
   out.backward.messages = job.messages;
+  out.stage.bf16 = job.bf16;
+  out.stage.bf16_sums = job.bf16_sums;
+  if (job.by_ring) {
+    out.parallel.scheme.all_reduce = "ring";
+    out.parallel.scheme.buckets.dense_below = 0;
+  }
   out.micro_batches = job.micro_batches;
   out.steps = 3;
   out.warmup = 2;
@@ -164,6 +173,109 @@ TEST(Pipeline, SendsWhatTheFormulasSay) {
       }
     }
   }
+}
+
+// What passes between stages has half the bytes, to the byte, as factors and as it is; and so has everything under a
+// scheme that rounds.
+TEST(Pipeline, Bfloat16HalvesTheBytes) {
+  for (const char* schedule : {"1f1b", "interleaved"}) {
+    for (const int columns : {0, 3}) {
+      Job job{.schedule = schedule,
+              .stages = 4,
+              .micro_batches = 8,
+              .chunks = schedule == std::string("interleaved") ? 2 : 1,
+              .columns = columns,
+              .rate = 1e8};
+      const std::vector<EmulatedSteps> whole = simulated(job);
+      job.bf16 = true;
+      const std::vector<EmulatedSteps> half = simulated(job);
+      for (std::size_t r = 0; r < half.size(); ++r)
+        EXPECT_EQ(half[r].payload_bytes.back(), static_cast<double>(half[r].formula_bytes)) << r;
+      for (const std::size_t stage : {1, 2})  // the others sum the tied table, too
+        EXPECT_EQ(2 * half[stage].formula_bytes, whole[stage].formula_bytes) << schedule << columns;
+      EXPECT_GT(2 * half[0].formula_bytes, whole[0].formula_bytes);
+      EXPECT_LT(step_of(half), step_of(whole));
+      job.scheme = "dense-bf16";
+      job.dp = 2;
+      job.by_ring = true;
+      const std::vector<EmulatedSteps> rounded = simulated(job);
+      job.scheme = "dense";
+      job.bf16 = false;
+      const std::vector<EmulatedSteps> exact = simulated(job);
+      for (std::size_t r = 0; r < rounded.size(); ++r) {
+        EXPECT_EQ(rounded[r].payload_bytes.back(), static_cast<double>(rounded[r].formula_bytes)) << r;
+        EXPECT_EQ(2 * rounded[r].formula_bytes, exact[r].formula_bytes) << r;
+      }
+    }
+  }
+}
+
+// Beside a scheme that compresses what stays dense can be rounded: of the tied table half the bytes.
+TEST(Pipeline, DenseSumsCanBeRounded) {
+  Job job{.stages = 3, .micro_batches = 4, .dp = 2, .scheme = "powersgd", .by_ring = true};
+  const std::vector<EmulatedSteps> exact = simulated(job);
+  job.bf16_sums = true;
+  const std::vector<EmulatedSteps> rounded = simulated(job);
+  // 2 (n - 1) / n of [64, 16] values of 4 bytes among 4 ranks that have a copy.
+  const std::int64_t table = 2 * 3 * 64 * kWidth * 4 / 4;
+  for (std::size_t r = 0; r < rounded.size(); ++r) {
+    EXPECT_EQ(rounded[r].payload_bytes.back(), static_cast<double>(rounded[r].formula_bytes)) << r;
+    const bool has_copy = r < 2 || r >= 4;
+    EXPECT_EQ(exact[r].formula_bytes - rounded[r].formula_bytes, has_copy ? table / 2 : 0) << r;
+  }
+}
+
+// Messages that are named one by one are those: of the epilogue's, the same bytes and the same time.
+TEST(Pipeline, MessagesCanBeNamed) {
+  const Job epilogue{.stages = 4, .micro_batches = 8, .columns = 2, .rate = 4e6};
+  Job named = epilogue;
+  named.messages = "8/1:5-7/2:6-7/3:7";
+  const std::vector<EmulatedSteps> expected = simulated(epilogue), got = simulated(named);
+  for (std::size_t r = 0; r < got.size(); ++r) {
+    EXPECT_EQ(got[r].payload_bytes, expected[r].payload_bytes);
+    EXPECT_EQ(got[r].step_seconds, expected[r].step_seconds);
+    EXPECT_EQ(got[r].payload_bytes.back(), static_cast<double>(got[r].formula_bytes));
+  }
+  named.messages = "8/1:5-7/2:6-7/3:6";
+  EXPECT_NE(simulated(named)[3].step_seconds, expected[3].step_seconds);
+}
+
+MessagesChoice chosen_for(const Job& job, const Outline& outline) {
+  EmulationOptions options = options_of(job);
+  SimulationOptions simulation;
+  simulation.ranks = job.dp * job.stages;
+  if (job.rate > 0) options.planned_link = LinkCost{.hop_seconds = 1e-9, .seconds_per_byte = 1 / job.rate};
+  return choose_messages(outline, options, simulation);
+}
+
+// 4 stages, 16 micro-batches, messages of half a forward (the paper's notes): the timed table ends where a walk of the
+// real one does, fewer messages than all make the step as short, and those of the epilogue alone do not.
+TEST(Pipeline, CriticalMessagesAreEnough) {
+  const double half_a_forward = 4.0 * kTokens * kWidth / (0.5 * kForward);
+  Job job{.stages = 4, .micro_batches = 16, .columns = 2, .rate = half_a_forward};
+  const MessagesChoice choice = chosen_for(job, outline_of_job(job));
+  EXPECT_EQ(choice.all, 48);
+  EXPECT_EQ(choice.epilogue, 6);
+  EXPECT_GE(choice.chosen, 23);
+  EXPECT_LT(choice.chosen, 48);
+  EXPECT_NEAR(choice.none_seconds, 71 * kForward, 0.02 * kForward);
+  EXPECT_NEAR(choice.step_seconds, choice.all_seconds, 1e-9);
+  EXPECT_LT(choice.step_seconds, choice.epilogue_seconds);
+  const auto walked = [&](const std::string& messages, int columns) {
+    Job with = job;
+    with.messages = messages;
+    with.columns = columns;
+    return step_of(simulated(with));
+  };
+  const double critical = walked(choice.messages, 2);
+  EXPECT_NEAR(walked("all", 0), choice.none_seconds, 0.03 * choice.none_seconds);
+  EXPECT_NEAR(critical, choice.step_seconds, 0.03 * choice.step_seconds);
+  EXPECT_NEAR(critical, walked("all", 2), 0.005 * critical);
+  EXPECT_LT(critical, 0.99 * walked("epilogue", 2));
+  // Where messages take next to nothing none is worth it.
+  job.rate = 1e12;
+  job.columns = 7;
+  EXPECT_LT(chosen_for(job, outline_of_job(job)).none_seconds, 57.1 * kForward);
 }
 
 // Which are compressed: the last P - p messages of stage p, j >= M - P + p, and as many as that gives over all.
@@ -292,7 +404,25 @@ TEST(Pipeline, BadInputIsNamed) {
   EXPECT_EQ(refusal([&] { stage_shape(model_shape("gnmt", model_options("gnmt", "tiny")), {.stages = 2}); }),
             "pipeline: model 'gnmt' is no row of layers that could be cut");
   EXPECT_EQ(refusal([&] { simulated({.stages = 2, .micro_batches = 2, .columns = 2, .messages = "some"}); }),
-            "unknown choice of messages between stages 'some'. There are epilogue, all");
+            "unknown choice of messages between stages 'some'. There are epilogue, all, critical");
+  const Job critical{.stages = 2, .micro_batches = 2, .columns = 2, .messages = "critical", .rate = 1e6};
+  EXPECT_EQ(refusal([&] { simulated(critical); }),
+            "pipeline: critical messages are chosen before a run, by a plan: what they are called then is a "
+            "list of "
+            "them");
+  Job other = critical;
+  other.rate = 0;
+  EXPECT_EQ(refusal([&] { chosen_for(other, outline_of_job(other)); }),
+            "backward-messages critical: nobody has said what a message between stages takes (--plan-link)");
+  other = critical;
+  other.columns = 0;
+  EXPECT_EQ(
+      refusal([&] { chosen_for(other, outline_of_job(other)); }),
+      "backward-messages critical: nothing travels as factors: --backward-rank says of how many columns");
+  Outline idle = outline_of_job(critical);
+  for (OutlineBlock& block : idle.blocks) block.forward_seconds = block.backward_seconds = 0;
+  EXPECT_EQ(refusal([&] { chosen_for(critical, idle); }),
+            "backward-messages critical: the outline of gpt has no seconds by which a step could be timed");
 }
 
 }  // namespace

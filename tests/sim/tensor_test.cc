@@ -33,6 +33,7 @@ struct Job {
   double flops = 1e9;
   double rate = 0;  // bytes a second; 0: sending is free
   int columns = 0;
+  bool bf16 = false;
 };
 
 std::vector<EmulatedSteps> simulated(const Job& job) {
@@ -40,6 +41,7 @@ std::vector<EmulatedSteps> simulated(const Job& job) {
   options.mesh = job.mesh;
   options.micro_batches = job.micro_batches;
   options.backward.columns = job.columns;
+  options.stage.bf16 = job.bf16;
   options.steps = 3;
   options.warmup = 2;
   SimulationOptions simulation;
@@ -104,6 +106,18 @@ TEST(TensorRanks, SendWhatTheFormulasSay) {
       }
     }
   }
+  // Between stages, and in gathers behind them, half of it; what came as factors is gathered so.
+  const Mesh mesh{.dp = 1, .pp = 2, .tp = 2};
+  const auto bytes = [&](int columns, bool bf16) {
+    const std::vector<EmulatedSteps> ranks = simulated({.mesh = mesh, .columns = columns, .bf16 = bf16});
+    for (const EmulatedSteps& rank : ranks)
+      EXPECT_EQ(static_cast<std::int64_t>(rank.payload_bytes.back()), rank.formula_bytes) << columns;
+    return ranks[2].formula_bytes;  // of the last stage: it sends back and gathers what came
+  };
+  const std::int64_t message = kTokens / 2 * kWidth, factors = 3 * (kTokens / 2 + kWidth);
+  EXPECT_EQ(bytes(0, false) - bytes(0, true), 2 * 4 * (message + message));
+  EXPECT_EQ(bytes(0, false) - bytes(3, false), 4 * (message - factors));  // of the epilogue's one
+  EXPECT_EQ(bytes(3, false) - bytes(3, true), 2 * (4 * message + 3 * message + factors));
   // By hand, one rank of two: sums of n m values (2 L + 1 forward, 2 L + 1 back), of 2 T scores, of gradients none.
   const std::vector<EmulatedSteps> two = simulated({.mesh = {.dp = 1, .tp = 2}});
   const std::int64_t tokens = 4 * kTokens;

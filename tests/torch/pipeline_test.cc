@@ -102,6 +102,172 @@ TEST(Stages, GradientsTravelAsFactors) {
   EXPECT_THROW(together(wide), UsageError);
 }
 
+// What passes between stages as bfloat16: near what it is in float32, with factors and without, and the same bits on
+// tensor-parallel ranks (together() compares what several have).
+TEST(Stages, TrainAsWellInBfloat16) {
+  Staged t = with({.stage = {.stages = 3}, .dp = 2, .micro_batches = 5, .steps = 6, .type = torch::kFloat32});
+  for (const int columns : {0, 1}) {
+    t.backward.columns = columns;
+    for (const int tp : {1, 2}) {
+      t.tp = tp;
+      t.dp = 2 / tp;
+      t.stage.bf16 = false;
+      const Result exact = together(t);
+      t.stage.bf16 = true;
+      const Result rounded = together(t);
+      const double apart = distance(rounded, exact);
+      EXPECT_GT(apart, 1e-6) << title(t);
+      EXPECT_LT(apart, 0.1) << title(t);
+      EXPECT_LT(std::abs(rounded.losses.back() - exact.losses.back()), 0.01 * exact.losses.back())
+          << title(t);
+    }
+  }
+  // A run that goes on has the bits of one that did not stop.
+  t.backward = {.columns = 2};
+  const Named straight = together(t).parameters;
+  Saved saved;
+  train_and_save(t, 3, saved);
+  const Named resumed = load_and_train(t, saved, 3, t.steps);
+  for (const auto& [name, value] : straight) EXPECT_TRUE(torch::equal(resumed.at(name), value)) << name;
+  Staged wide = with({});
+  wide.stage.bf16 = true;
+  try {
+    together(wide);
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(),
+                 "pipeline: what is rounded to bfloat16 between stages is float32, not float64");
+  }
+}
+
+// Sums of gradients in bfloat16, of all parameters: those of one stage, the tied table, what tensor-parallel ranks have
+// copies of. Or, beside a scheme that compresses, of what stays dense.
+TEST(Stages, SumsCanBeRounded) {
+  for (const int tp : {1, 2}) {
+    Staged t = with({.stage = {.stages = 2}, .dp = 2, .type = torch::kFloat32, .tp = tp});
+    const Result exact = together(t);
+    t.scheme = "dense-bf16";
+    t.stage.bf16 = true;
+    const Result rounded = together(t);
+    EXPECT_GT(distance(rounded, exact), 1e-6);
+    EXPECT_LT(distance(rounded, exact), 0.1);
+    t.scheme = "powersgd";
+    t.stage.bf16 = false;
+    const Result factors = together(t);
+    t.stage.bf16_sums = true;
+    EXPECT_GT(distance(together(t), factors), 1e-6);
+    EXPECT_LT(std::abs(together(t).losses.back() - factors.losses.back()), 0.02 * factors.losses.back());
+  }
+}
+
+// A codec whose factors would be no shorter is one that is off, to the bit.
+TEST(Stages, ACodecThatCompressesNothingIsNone) {
+  Staged t = with({.stage = {.stages = 3}, .dp = 2, .type = torch::kFloat32});
+  const Result off = together(t);
+  t.backward = {.columns = 12, .messages = "all"};  // as many as the model is wide
+  const Result identity = together(t);
+  EXPECT_EQ(identity.losses, off.losses);
+  for (const auto& [name, value] : off.parameters)
+    EXPECT_TRUE(torch::equal(identity.parameters.at(name), value)) << name;
+}
+
+using CodecStates = std::map<int, StageCodec::State>;
+CodecStates states_of(Replica& replica) {
+  CodecStates out;
+  Pipeline& pipeline = *replica.job().pipeline();
+  for (const ChunkShape& chunk : pipeline.chunks()) {
+    if (const StageCodec* const codec = pipeline.codec(chunk.number)) out[chunk.number] = codec->state();
+  }
+  return out;
+}
+
+TEST(Stages, AnEvaluationLeavesErrorsAlone) {
+  Staged t = with({.stage = {.stages = 3}, .dp = 1, .type = torch::kFloat32});
+  t.backward = {.columns = 1, .messages = "all"};
+  run_ranks(t.ranks(), [&](World& world) {
+    at::set_num_threads(1);
+    world.plan_by({});
+    const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+    Replica replica(world.engine(), world.comm(), *model, options_of(t));
+    walk(t, replica, 0, 0, 2);
+    const CodecStates before = states_of(replica);
+    const Batch batch = batch_of(t, 99);
+    replica.evaluate({&batch, 1});
+    const CodecStates behind = states_of(replica);
+    ASSERT_EQ(before.size(), world.rank() == 0 ? 0U : 1U);
+    for (const auto& [chunk, state] : before) {
+      EXPECT_FALSE(state.error.empty());
+      EXPECT_EQ(behind.at(chunk).error, state.error);
+      EXPECT_EQ(behind.at(chunk).factor, state.factor);
+      EXPECT_EQ(behind.at(chunk).messages, state.messages);
+    }
+  });
+}
+
+// What messages left behind: where the loss counts otherwise it is rescaled; where stages, tensor-parallel ranks or
+// tokens are others it is dropped, and one line says so.
+TEST(Stages, StateOfAnotherLayoutIsDroppedInOneLine) {
+  Staged t =
+      with({.stage = {.stages = 3}, .dp = 2, .micro_batches = 4, .sequences = 16, .type = torch::kFloat32});
+  t.backward = {.columns = 1, .messages = "all"};
+  Saved saved;
+  train_and_save(t, 2, saved);
+  struct Case {
+    Staged to;
+    std::string dropped;  // behind what all lines have; "": kept
+    bool said_later = false;
+  };
+  const auto changed = [&](auto change) {
+    Staged out = t;
+    change(out);
+    return out;
+  };
+  const std::vector<Case> cases{
+      {t, ""},
+      {changed([](Staged& o) { o.micro_batches = 8, o.sequences = 32; }),
+       ""},  // half the weight, as many tokens
+      {changed([](Staged& o) { o.micro_batches = 2; }), "its messages had another number of tokens", true},
+      {changed([](Staged& o) { o.stage.stages = 2; }),
+       "it is of stages pp=3,tp=1 over 2 ranks each, here pp=2,tp=1 over 2 ranks"},
+      {changed([](Staged& o) { o.dp = 1, o.tp = 2; }),
+       "it is of stages pp=3,tp=1 over 2 ranks each, here pp=3,tp=2 over 2 ranks"},
+      {changed([](Staged& o) { o.dp = 1; }),
+       "it is of stages pp=3,tp=1 over 2 ranks each, here pp=3,tp=1 over 1 rank"},
+      {changed([](Staged& o) { o.backward.columns = 0; }), "no gradient travels as factors here"}};
+  for (const Case& c : cases) {
+    const std::string begins = "what compressed gradients between stages had left behind is dropped: ";
+    ::testing::internal::CaptureStderr();
+    run_ranks(c.to.ranks(), [&](World& world) {
+      at::set_num_threads(1);
+      world.plan_by({});
+      const std::unique_ptr<Model> model = model_of(c.to, world.rank(), world.size());
+      Replica replica(world.engine(), world.comm(), *model, options_of(c.to));
+      const bool same = c.to.ranks() == t.ranks();
+      LoadOptions load{.owners = {"pipeline"}, .elsewhere = [](const StateKey&) { return true; }};
+      if (c.to.backward.compresses())
+        replica.registry().load(saved.snapshots, world.rank(), world.size(), load);
+      const SnapshotSource source(saved.snapshots, 0, t.ranks());
+      EXPECT_EQ(replica.job().left_out(source), c.said_later || c.dropped.empty() ? "" : begins + c.dropped);
+      for (const auto& [chunk, state] : states_of(replica))
+        EXPECT_EQ(state.error.empty(), !c.dropped.empty() && !c.said_later) << chunk << same;
+      const CodecStates loaded = states_of(replica);
+      replica.step(share_of(c.to, 2, replica.job().mesh().coordinates(world.rank()).dp),
+                   {.seed = kSeed, .step = 2}, nullptr);
+      replica.settle();
+      for (const auto& [chunk, state] : states_of(replica)) {
+        const std::int64_t tokens = c.to.sequences * kLength / c.to.dp / c.to.micro_batches / c.to.tp;
+        EXPECT_EQ(static_cast<std::int64_t>(state.error.size()), tokens * 12) << c.dropped;
+        const double twice = loaded.at(chunk).scale / state.scale;
+        if (c.to.sequences == 2 * t.sequences) EXPECT_NEAR(twice, 2, 0.2);
+      }
+    });
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    const std::size_t first = said.find(begins + c.dropped);
+    EXPECT_EQ(first != std::string::npos, c.said_later) << said;
+    if (c.said_later) EXPECT_EQ(said.find(begins, first + 1), std::string::npos) << said;
+  }
+}
+
 TEST(Stages, BesideASparseSchemeAndLowRank) {
   for (const char* scheme : {"spardl", "powersgd"}) {
     const Staged t = with({.stage = {.stages = 2}, .dp = 2, .scheme = scheme, .type = torch::kFloat32});

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "weft/random.h"
+#include "wire/bfloat16.h"
 
 namespace weft {
 namespace {
@@ -143,6 +145,103 @@ TEST(StageCodec, AnotherScaleIsThatOfTheError) {
   for (std::size_t k = 0; k < before.size(); ++k) EXPECT_EQ(codec.working().error[k], before[k] / 4);
   codec.roll_back();
   EXPECT_TRUE(codec.working().error.empty());
+}
+
+// As it comes over a link of bfloat16: rounded to it, and wide again.
+Values carried(const Values& values) {
+  std::vector<bfloat16> halves(values.size());
+  Values out(values.size());
+  wire::narrow(values, halves);
+  wire::widen(halves, out);
+  return out;
+}
+
+// The receiver has P' Q'^T of rounded factors, and what is left behind is taken from that: the sums above hold. Control:
+// where it is taken from factors that were not rounded, they do not.
+TEST(StageCodec, RoundedFactorsTelescopeToo) {
+  for (const int columns : {1, 3, 12}) {  // 12: it travels as it is
+    for (const bool rounds : {true, false}) {
+      StageCodec codec("link", kWidth, {.columns = columns}, rounds);
+      std::vector<double> balance(kTokens * kWidth);
+      for (std::uint32_t i = 0; i < 12; ++i) {
+        const Values sent = drawn(i);
+        Values coded(static_cast<std::size_t>(coded_count(codec.options(), kTokens, kWidth))),
+            got(sent.size());
+        codec.encode(sent, coded);
+        if (rounds) EXPECT_EQ(carried(coded), coded);
+        StageCodec::decode(codec.options(), kWidth, carried(coded), got);
+        for (std::size_t k = 0; k < balance.size(); ++k) balance[k] += static_cast<double>(got[k]) - sent[k];
+      }
+      const Values& left = codec.working().error;
+      for (std::size_t k = 0; k < balance.size(); ++k) balance[k] += left[k];
+      // Of 12 messages of values up to 1 in float32; a rounding to 8 bits is larger by 2^16.
+      if (rounds)
+        EXPECT_LT(norm(balance), 1e-4) << columns;
+      else
+        EXPECT_GT(norm(balance), 1e-2) << columns;
+      if (rounds && columns == 12) {
+        for (const float v : left) EXPECT_LE(std::abs(v), 0x1p-8F);
+        EXPECT_GT(norm(wide(left)), 0);
+      }
+    }
+  }
+}
+
+// Where the loss counts otherwise from some message on, what telescopes are gradients of the same loss. Control: without
+// the scale they do not.
+TEST(StageCodec, TelescopesAcrossAnotherScale) {
+  for (const bool told : {true, false}) {
+    StageCodec codec("link", kWidth, {.columns = 2});
+    std::vector<double> balance(kTokens * kWidth);
+    double scale = 0.5;
+    for (std::uint32_t i = 0; i < 12; ++i) {
+      if (i == 6) scale = 0.125;
+      if (told) codec.set_scale(scale);
+      Values sent = drawn(i);
+      for (float& v : sent) v *= static_cast<float>(scale);
+      const Values got = passed(codec, sent);
+      for (std::size_t k = 0; k < balance.size(); ++k)
+        balance[k] += (static_cast<double>(got[k]) - sent[k]) / scale;
+    }
+    for (std::size_t k = 0; k < balance.size(); ++k) balance[k] += codec.working().error[k] / scale;
+    if (told)
+      EXPECT_LT(norm(balance), 1e-3);
+    else
+      EXPECT_GT(norm(balance), 1);
+  }
+}
+
+TEST(StageCodec, AnErrorOfOtherTokensIsForgotten) {
+  StageCodec codec("link", kWidth, {.columns = 2});
+  passed(codec, drawn(1));
+  codec.commit();
+  const StageCodec::State before = codec.state();
+  EXPECT_FALSE(codec.fit(kTokens));
+  EXPECT_EQ(codec.state().error, before.error);
+  EXPECT_TRUE(codec.fit(kTokens / 2));
+  EXPECT_TRUE(codec.state().error.empty());
+  EXPECT_EQ(codec.state().factor, before.factor);
+  StageCodec twin("link", kWidth, {.columns = 2}), kept("link", kWidth, {.columns = 2});
+  StageCodec::State forgets = before;
+  forgets.error.clear();
+  twin.load(forgets);
+  kept.load(before);
+  const Values next = drawn(2, kTokens / 2), got = passed(codec, next);
+  EXPECT_EQ(got, passed(twin, next));
+  EXPECT_NE(got, passed(kept, next));  // control
+  EXPECT_FALSE(StageCodec("link", kWidth, {.columns = 2}).fit(7));
+}
+
+// A codec whose factors would be no shorter changes no bit, of negative zeros either.
+TEST(StageCodec, OneThatCompressesNothingChangesNoBit) {
+  StageCodec codec("link", kWidth, {.columns = 18});
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    Values sent = drawn(i);
+    sent[i] = -0.0F;
+    const Values got = passed(codec, sent);
+    EXPECT_EQ(std::memcmp(got.data(), sent.data(), sent.size() * sizeof(float)), 0);
+    for (const float v : codec.working().error) EXPECT_EQ(v, 0);
+  }
 }
 
 TEST(StageCodec, WhatIsNotFiniteArrivesSo) {

@@ -202,6 +202,8 @@ void Trainer::load(std::int64_t step) {
     load.owners.emplace_back(StateRegistry::kOwner);
   }
   replica_->registry().load(checkpoint, load);
+  const std::string left_out = replica_->job().left_out(checkpoint);
+  if (world_.rank() == 0 && !run_.forget_residuals && !left_out.empty()) world_.engine().log_line(left_out);
   first_step_ = checkpoint.info().step;
   // Packing that was chosen on the way is that of the checkpoint.
   const auto dealt = metadata.find(kExpertRanks);

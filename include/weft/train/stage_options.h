@@ -11,8 +11,9 @@ namespace weft {
 // What goes back between stages: gradients of activations.
 struct BackwardOptions {
   // affects results; equal on all ranks
-  int columns = 0;                    // of the factors that it travels as; 0: it travels as it is
-  std::string messages = "epilogue";  // which of them do: epilogue (nobody could hide them), all
+  int columns = 0;  // of the factors that it travels as; 0: it travels as it is
+  // Which of them do: epilogue (nobody could hide them), all, or those that are named (pipeline/message_set.h).
+  std::string messages = "epilogue";
   bool lazy_error = true;  // what a message leaves behind joins the link's next one; false: it is lost
   std::uint64_t seed = 0;  // of the first factors
 
@@ -32,6 +33,11 @@ struct StageOptions {
   // Gradients of so many stages, the first ones, are summed by the scheme of the run, those of the others dense;
   // kAllStages: of all. The first stages end a step last, so their sums are waited for.
   int compressed = kAllStages;
+  // What passes between stages travels as bfloat16, rounded to nearest even; else as it is computed.
+  bool bf16 = false;
+  // So do sums that stay dense beside a scheme that compresses (what stages share, what tensor-parallel ranks have
+  // copies of, gradients of stages that are not compressed); else such sums are exact, but for a scheme that rounds.
+  bool bf16_sums = false;
 
   bool is_whole() const { return stages == 1; }
 };
