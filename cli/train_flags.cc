@@ -80,9 +80,15 @@ void add_stage_flags(Settings& s, TrainFlags& t) {
   s.add(
       "compressed-stages", t.compressed_stages,
       "the first so many have gradients summed by --scheme, the others dense: N, all (default); plan: auto");
+  s.add("stage-wire", t.stage_wire, "what passes between stages travels as: float32 (default), bf16");
+  s.add("stage-sums", t.stage_sums,
+        "what stages sum dense beside a scheme that compresses, in: float32 (default), bf16 (so it is with "
+        "dense-bf16)");
   s.add("backward-rank", backward.columns,
         "columns of the factors that gradients between stages travel as; 0 (default): as they are");
-  s.add("backward-messages", backward.messages, "which of them do: epilogue (default), all");
+  s.add("backward-messages", backward.messages,
+        "which of them do: epilogue (default), all; critical: those that a step waits for, by what the plan "
+        "predicts");
   s.add("backward-forgets", t.backward_forgets, "what factors leave behind is lost, for comparison");
 }
 
@@ -357,6 +363,15 @@ bool take_auto(ExpertOptions& experts) {
   return true;
 }
 
+bool take_auto(BackwardOptions& backward) {
+  if (backward.messages != kCritical) return false;
+  backward.messages = BackwardOptions{}.messages;
+  if (!backward.compresses())
+    throw UsageError(
+        "backward-messages critical: nothing travels as factors: --backward-rank says of how many columns");
+  return true;
+}
+
 void check_undecided(const TrainOptions& options, bool auto_tables, int ranks) {
   TrainOptions known = options;
   if (auto_tables) known.tables = {};
@@ -385,12 +400,20 @@ double parse_flops(const std::string& text) {
 
 namespace {
 
+bool is_bf16(const char* flag, const std::string& text) {
+  if (text != "float32" && text != "bf16")
+    throw UsageError(std::string("--") + flag + " is float32 or bf16, not '" + text + "'");
+  return text == "bf16";
+}
+
 void resolve_stages(TrainFlags& t, int stages) {
   StageOptions& stage = t.options.sizes.stage;
   stage = {.stages = stages, .schedule = t.schedule, .chunks = t.stage_chunks};
   if (t.pipeline_warmup != "single" && t.pipeline_warmup != "double")
     throw UsageError("--pipeline-warmup is single or double, not '" + t.pipeline_warmup + "'");
   stage.double_warmup = t.pipeline_warmup == "double";
+  stage.bf16 = is_bf16("stage-wire", t.stage_wire);
+  stage.bf16_sums = is_bf16("stage-sums", t.stage_sums);
   for (std::size_t at = 0; at < t.stage_layers.size();) {
     const std::size_t end = std::min(t.stage_layers.find(',', at), t.stage_layers.size());
     int count = 0;
@@ -413,9 +436,9 @@ void resolve_stages(TrainFlags& t, int stages) {
   t.options.backward.lazy_error = !t.backward_forgets;
   if (!stage.is_whole()) return;
   if (t.schedule != StageOptions{}.schedule || t.stage_chunks != 1 || stage.double_warmup ||
-      !stage.layers.empty() || compressed != "all")
+      !stage.layers.empty() || compressed != "all" || stage.bf16)
     throw UsageError(
-        "a schedule, chunks, a warm-up, layers and compressed stages are of stages: --mesh pp=2");
+        "a schedule, chunks, a warm-up, layers, a wire and compressed stages are of stages: --mesh pp=2");
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct TrainFlags {
   std::optional<double> dropout;
   bool untied = false;
   std::string schedule = "1f1b", stage_layers, pipeline_warmup = "single";
+  std::string stage_wire = "float32", stage_sums = "float32";
   int stage_chunks = 1;
   std::string compressed_stages = "all";
   bool backward_forgets = false;
@@ -86,6 +87,9 @@ bool take_auto(SchemeOptions& scheme);
 // Throws UsageError for what no way of tables could have.
 bool take_auto(TablesOptions& tables);
 bool take_auto(ExpertOptions& experts);  // the number of slices
+// The messages between stages, by this word. Throws UsageError where none is compressed.
+inline constexpr std::string_view kCritical = "critical";
+bool take_auto(BackwardOptions& backward);
 // check_train() of what is known while the way of tables is not.
 void check_undecided(const TrainOptions& options, bool auto_tables, int ranks);
 

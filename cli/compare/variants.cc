@@ -84,6 +84,7 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
   resolve_plan(flags);
   Variant out;
   out.chooses_tables = take_auto(flags.options.tables);
+  out.chooses_messages = take_auto(flags.options.backward);
   check_undecided(flags.options, out.chooses_tables, ranks);
   check_computation(computation, flags.options);
   out.options = flags.options;

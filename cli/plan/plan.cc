@@ -13,6 +13,7 @@
 #include "measure/text.h"
 #include "plan/meshes.h"
 #include "planner/choose.h"
+#include "planner/messages.h"
 #include "planner/stages.h"
 #include "torch_verbs.h"
 #include "train/auto_scheme.h"
@@ -128,6 +129,7 @@ struct Planned {
   const std::optional<ChosenPacking>& packing;
   const std::optional<StagesChoice>& stages;
   const std::optional<MeshesChoice>& meshes;
+  const std::optional<MessagesChoice>& messages;
   int byte_scale;  // of its walk
 };
 
@@ -184,6 +186,16 @@ void print_json(const Planned& p, int ranks) {
     for (const StagesChoice::Candidate& c : p.stages->candidates)
       out["stages_candidates"].push_back({{"compressed", c.compressed}, {"step_seconds", c.step_seconds}});
   }
+  if (p.messages) {
+    out["backward_messages"] = {{"messages", p.messages->messages},
+                                {"chosen", p.messages->chosen},
+                                {"all", p.messages->all},
+                                {"epilogue", p.messages->epilogue},
+                                {"step_seconds", p.messages->step_seconds},
+                                {"none_seconds", p.messages->none_seconds},
+                                {"epilogue_seconds", p.messages->epilogue_seconds},
+                                {"all_seconds", p.messages->all_seconds}};
+  }
   for (const StagePrediction& stage : predicted.stages)
     out["stages"].push_back({{"compute_seconds", stage.compute_seconds},
                              {"idle_seconds", stage.idle_seconds},
@@ -233,6 +245,7 @@ void print_text(const Planned& p, int ranks) {
   if (p.tables) std::printf("tables auto: %s\n", p.tables->why().c_str());
   if (p.slices) std::printf("expert-slices auto: %s\n", p.slices->why.c_str());
   if (p.stages) std::printf("compressed-stages auto: %s\n", p.stages->why.c_str());
+  if (p.messages) std::printf("backward-messages critical: %s\n", p.messages->why.c_str());
   if (p.packing) std::printf("packing auto: %d, %s\n", p.packing->packing, p.packing->why.c_str());
   print_rows(p.plan);
   const StageOptions& stage = p.command.options.sizes.stage;
@@ -292,7 +305,8 @@ int plan(const std::vector<std::string>& arguments) {
                      can_be_cut(command.options.model);
   resolve_mesh(command, ranks);
   const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables),
-             auto_slices = take_auto(command.options.sizes.experts);
+             auto_slices = take_auto(command.options.sizes.experts),
+             auto_messages = take_auto(command.options.backward);
   check_undecided(command.options, auto_tables, ranks);
   const Outline outline = outline_of(command, named_model, ranks);
   std::optional<TablesChoice> tables;
@@ -316,6 +330,11 @@ int plan(const std::vector<std::string>& arguments) {
     stages = choose_compressed_stages(outline, emulation_of(command.options, ranks, outline), simulation);
     command.options.sizes.stage.compressed = stages->compressed;
   }
+  std::optional<MessagesChoice> messages;
+  if (auto_messages) {
+    messages = choose_messages(outline, emulation_of(command.options, ranks, outline), simulation);
+    command.options.backward.messages = messages->messages;
+  }
   std::optional<ChosenPacking> packing;
   ExpertOptions& experts = command.options.sizes.experts;
   if (is_auto_packing(experts.packing)) {
@@ -336,8 +355,9 @@ int plan(const std::vector<std::string>& arguments) {
   if (tables) explain(made, *tables);
   if (slices) explain(made, *slices);
   if (tries) meshes = tried_meshes(command, accumulates, named_model, ranks, link);
-  const Planned planned{command, outline, command.options.scheme, choice, tables, slices, made, packing,
-                        stages,  meshes,  simulation.byte_scale};
+  const Planned planned{
+      command, outline,  command.options.scheme, choice, tables, slices, made, packing, stages,
+      meshes,  messages, simulation.byte_scale};
   if (!command.svg.empty()) write_file(command.svg, schedule_svg(outline, emulation, simulation));
   command.json ? print_json(planned, ranks) : print_text(planned, ranks);
   return kOk;

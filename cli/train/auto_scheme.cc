@@ -12,7 +12,8 @@ namespace weft::cli {
 
 namespace {
 
-constexpr std::string_view kStayDense = "stay-dense", kExpertSlices = "expert-slices";
+constexpr std::string_view kStayDense = "stay-dense", kExpertSlices = "expert-slices",
+                           kBackwardMessages = "backward-messages";
 
 SimulationOptions predicted_on(const TrainOptions& options, int ranks, std::optional<EmulatedLink> link,
                                const Outline& outline, bool launched) {
@@ -43,6 +44,11 @@ TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Out
                        options.planned_link);
 }
 
+MessagesChoice choose_messages_for(const TrainOptions& options, int ranks, const Outline& outline) {
+  return choose_messages(outline, emulation_of(options, ranks, outline),
+                         simulation_of(ranks, std::nullopt, measured_costs(options, ranks, outline)));
+}
+
 void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
             const Outline& outline, bool launched) {
   if (asked.tables) {
@@ -60,12 +66,17 @@ void choose(const Asked& asked, TrainOptions& options, int ranks, const std::opt
     std::fprintf(stderr, "weft: note: expert-slices auto: %s\n", choice.why.c_str());
     options.sizes.experts.slices = choice.slices;
   }
+  if (asked.messages) {
+    const MessagesChoice choice = choose_messages_for(options, ranks, outline);
+    std::fprintf(stderr, "weft: note: backward-messages critical: %s\n", choice.why.c_str());
+    options.backward.messages = choice.messages;
+  }
 }
 
 std::string lines_of(const TrainOptions& options) {
   return options.scheme.name + "\n" + find_scheme_knob(kStayDense).text(options.scheme) + "\n" +
          options.tables.way + "\n" + options.tables.scheduling + "\n" +
-         std::to_string(options.sizes.experts.slices);
+         std::to_string(options.sizes.experts.slices) + "\n" + options.backward.messages;
 }
 
 void take_lines(const std::string& text, TrainOptions& options) {
@@ -78,6 +89,7 @@ void take_lines(const std::string& text, TrainOptions& options) {
   std::getline(lines, options.tables.scheduling);
   std::getline(lines, slices);
   options.sizes.experts.slices = std::stoi(slices);
+  std::getline(lines, options.backward.messages);
   find_scheme_knob(kStayDense).set(options.scheme, dense);
 }
 
@@ -87,7 +99,8 @@ std::string with_choice(const std::string& config, const TrainOptions& options) 
       {kStayDense, find_scheme_knob(kStayDense).text(options.scheme)},
       {"tables", options.tables.way},
       {"tables-scheduling", options.tables.scheduling},
-      {kExpertSlices, std::to_string(options.sizes.experts.slices)}};
+      {kExpertSlices, std::to_string(options.sizes.experts.slices)},
+      {kBackwardMessages, options.backward.messages}};
   std::istringstream lines(config);
   std::string out;
   for (std::string line; std::getline(lines, line);) {

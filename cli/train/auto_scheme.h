@@ -1,10 +1,12 @@
-// `--scheme auto`, `--tables auto` and `--expert-slices auto` of a training run: what is chosen, by whom, and how it is kept.
+// `--scheme auto`, `--tables auto`, `--expert-slices auto` and `--backward-messages critical` of a training run: what is
+// chosen, by whom, and how it is kept.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "planner/choose.h"
+#include "planner/messages.h"
 #include "planner/slices.h"
 #include "weft/world.h"
 #include "workload/table_choice.h"
@@ -25,9 +27,12 @@ SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
                                const std::optional<EmulatedLink>& link, const Outline& outline,
                                bool launched = false);
 
-// Those that are asked for, in this order: tables, scheme, slices; told on stderr. Changes `options`.
+// Of the messages between stages, by the link by which algorithms are chosen.
+MessagesChoice choose_messages_for(const TrainOptions& options, int ranks, const Outline& outline);
+
+// Those that are asked for, in this order: tables, scheme, slices, messages; told on stderr. Changes `options`.
 struct Asked {
-  bool scheme = false, tables = false, slices = false;
+  bool scheme = false, tables = false, slices = false, messages = false;
 };
 void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
             const Outline& outline, bool launched = false);

@@ -107,6 +107,7 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   command.auto_scheme = take_auto(t.options.scheme);
   command.auto_tables = take_auto(t.options.tables);
   command.auto_slices = take_auto(t.options.sizes.experts);
+  command.auto_messages = take_auto(t.options.backward);
   check_undecided(t.options, command.auto_tables, command.ranks);
   check_computation(t, t.options);
   if (t.emulated() && t.resume_given)
@@ -144,17 +145,16 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
 // A run that goes on does so with what was chosen for it: chosen again, by what is measured now, it could be
 // another.
 std::vector<std::string> without_auto(const std::vector<std::string>& arguments) {
-  const std::string automatic(kAuto);
-  const auto chosen = [](std::string_view flag) {
-    return flag == "--scheme" || flag == "--tables" || flag == "--expert-slices";
+  const auto chosen = [](std::string_view flag, std::string_view value) {
+    if (flag == "--backward-messages") return value == kCritical;
+    return value == kAuto && (flag == "--scheme" || flag == "--tables" || flag == "--expert-slices");
   };
   std::vector<std::string> out;
   for (const std::string& argument : arguments) {
     const std::size_t equals = argument.find('=');
-    if (equals != std::string::npos && chosen(argument.substr(0, equals)) &&
-        argument.substr(equals + 1) == automatic)
+    if (equals != std::string::npos && chosen(argument.substr(0, equals), argument.substr(equals + 1)))
       continue;
-    if (argument == automatic && !out.empty() && chosen(out.back()))
+    if (!out.empty() && chosen(out.back(), argument))
       out.pop_back();
     else
       out.push_back(argument);

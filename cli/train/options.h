@@ -24,10 +24,11 @@ struct TrainCommand {
   int ranks = 4;
   std::optional<EmulatedLink> link;
   Computation computation;
-  bool auto_scheme = false;  // --scheme auto: what is chosen is not in `options` yet
-  bool auto_tables = false;  // --tables auto: the same
-  bool auto_slices = false;  // --expert-slices auto: the same
-  bool chooses() const { return auto_scheme || auto_tables || auto_slices; }
+  bool auto_scheme = false;    // --scheme auto: what is chosen is not in `options` yet
+  bool auto_tables = false;    // --tables auto: the same
+  bool auto_slices = false;    // --expert-slices auto: the same
+  bool auto_messages = false;  // --backward-messages critical: the same
+  bool chooses() const { return auto_scheme || auto_tables || auto_slices || auto_messages; }
   bool trace = false;
   std::string named_model;  // as --model has it; empty: it was not given
   std::string config;       // config.toml

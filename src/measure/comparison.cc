@@ -13,6 +13,7 @@
 #include "experts/packing.h"
 #include "measure/page.h"
 #include "measure/table.h"
+#include "planner/messages.h"
 #include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 
@@ -115,6 +116,8 @@ TrainOptions Comparison::options_of(const std::string& name, const NamedLink& li
   if (link.planned) out.planned_link = *link.planned;
   const auto chosen = choices_.find({variant.name, link.name});
   if (chosen != choices_.end()) out.tables = chosen->second.tables;
+  const auto messages = messages_.find({variant.name, link.name});
+  if (messages != messages_.end()) out.backward.messages = messages->second;
   return out;
 }
 
@@ -130,6 +133,22 @@ void Comparison::choose_tables_at(const NamedLink& link) {
   }
 }
 
+// The same of messages between stages.
+void Comparison::choose_messages_at(const NamedLink& link) {
+  const NamedLink& by = link.link ? link : options_.links.front();
+  for (const Variant& variant : options_.variants) {
+    if (!variant.chooses_messages) continue;
+    TrainOptions options = variant.options;
+    if (by.planned) options.planned_link = *by.planned;
+    const SimulatedCosts costs = measured_costs(options, options_.ranks, outline_);
+    const MessagesChoice choice = choose_messages(outline_, emulation_of(options, options_.ranks, outline_),
+                                                  simulation_of(options_.ranks, by.link, costs));
+    std::fprintf(stderr, "weft: note: %s, %s: backward-messages critical: %s\n", variant.name.c_str(),
+                 link.name.c_str(), choice.why.c_str());
+    messages_[{variant.name, link.name}] = choice.messages;
+  }
+}
+
 void Comparison::measure() {
   std::vector<NamedLink> links{{.name = kNoLink, .link = std::nullopt, .planned = std::nullopt}};
   for (const NamedLink& link : options_.links) {
@@ -140,11 +159,13 @@ void Comparison::measure() {
                            options_.ranks, models_.measure_outline);
     model_ = outline_.model;
     parameters_ = outline_.parameters;
-  } else if (std::ranges::any_of(options_.variants, &Variant::chooses_tables)) {
+  } else if (std::ranges::any_of(options_.variants,
+                                 [](const Variant& v) { return v.chooses_tables || v.chooses_messages; })) {
     outline_ = models_.measure_outline(options_.variants.front().options, options_.ranks);
   }
   for (const NamedLink& link : links) {
     choose_tables_at(link);
+    choose_messages_at(link);
     std::vector<std::string> missing;
     for (const std::string& variant : wanted()) {
       if (!folder_->has(variant, link.name)) missing.push_back(variant);

@@ -31,6 +31,8 @@ struct Variant {
   TrainOptions options;  // all of them
   // The ways of tables are chosen for each link, before it is measured (workload/table_choice.h).
   bool chooses_tables = false;
+  // So are the messages between stages that are factors (planner/messages.h).
+  bool chooses_messages = false;
 };
 
 struct NamedLink {
@@ -86,6 +88,7 @@ class Comparison {
   const Variant& variant_of(const std::string& name) const;
   TrainOptions options_of(const std::string& variant, const NamedLink& link) const;
   void choose_tables_at(const NamedLink& link);
+  void choose_messages_at(const NamedLink& link);
   void save(const std::string& variant, const NamedLink& link, const Recorded& recorded, bool side_by_side);
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);
@@ -106,6 +109,7 @@ class Comparison {
   std::map<std::string, SimulatedCosts> costs_;  // of a variant, in virtual time
   // By variant and link, where the variant chooses.
   std::map<std::pair<std::string, std::string>, TablesChoice> choices_;
+  std::map<std::pair<std::string, std::string>, std::string> messages_;
   std::unique_ptr<ComparisonFolder> folder_;
 };
 

@@ -63,7 +63,23 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(chosen["compressed_stages"], min(fastest))
         self.assertGreater(chosen["compressed_stages"], 0)
         self.assertEqual(self.plan(*flags, "--link", "100gbit,1us", "--compressed-stages", "auto")["compressed_stages"], 0)
-        for wrong, says in ((("--mesh", "dp=2,pp=2", "--layers", "4", "--schedule", "interleaved", "--stage-chunks", "2", "--accumulate", "3"),
+        # Critical messages: as fast by the timed table as all of them, unlike the epilogue; bfloat16 has half the bytes.
+        piped = ("--layers", "4", "--ranks", "4", "--mesh", "pp=4", "--accumulate", "16", "--global-batch", "16", "--flops", "500gflops",
+                 "--link", "500mbit,50us", "--scheme", "dense")
+        critical = self.plan(*piped, "--backward-rank", "4", "--backward-messages", "critical")["backward_messages"]
+        self.assertEqual((critical["all"], critical["epilogue"]), (48, 6))
+        self.assertTrue(6 < critical["chosen"] <= 48, critical)  # (what coding takes is measured)
+        self.assertAlmostEqual(critical["step_seconds"], critical["all_seconds"])
+        self.assertLess(critical["step_seconds"], critical["epilogue_seconds"])
+        self.assertRegex(critical["messages"], r"^16(/[123]:[0-9.-]+)+$")
+        whole, half = ([row["bytes"] for row in self.plan(*piped, "--stage-wire", wire)["rows"] if row["strategy"] == "pipeline"]
+                       for wire in ("float32", "bf16"))
+        self.assertEqual([2 * b for b in half], whole)
+        for wrong, says in ((("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-messages", "critical"), "nothing travels as factors"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--stage-wire", "bf8"), "--stage-wire is float32 or bf16, not 'bf8'"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-rank", "2", "--backward-messages", "8/1:0"),
+                             "are of 8 micro-batches, and a step has 1"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--schedule", "interleaved", "--stage-chunks", "2", "--accumulate", "3"),
                              "a multiple of its 2 stages as micro-batches, not 3"),
                             (("--mesh", "dp=2,pp=2", "--layers", "1"), "layers must be at least 1 for each of 2 stages, not 1"),
                             (("--mesh", "pp=3"), "dp=1 times pp=3 times tp=1 is not the number of ranks, 4"),
