@@ -77,9 +77,9 @@ void add_stage_flags(Settings& s, TrainFlags& t) {
         "N,N,...: layers of each stage (default: evenly, the first ones one more)");
   s.add("pipeline-warmup", t.pipeline_warmup,
         "1f1b, zb-h1: single (default), double: twice as many forwards first, so that sends hide");
-  s.add(
-      "compressed-stages", t.compressed_stages,
-      "the first so many have gradients summed by --scheme, the others dense: N, all (default); plan: auto");
+  s.add("compressed-stages", t.compressed_stages,
+        "the first so many have gradients summed by --scheme, the others dense: N, all (default); auto: by "
+        "what the plan predicts");
   s.add("stage-wire", t.stage_wire, "what passes between stages travels as: float32 (default), bf16");
   s.add("stage-sums", t.stage_sums,
         "what stages sum dense beside a scheme that compresses, in: float32 (default), bf16 (so it is with "
@@ -430,8 +430,7 @@ void resolve_stages(TrainFlags& t, int stages) {
   if (compressed != "all" && compressed != kAuto) {
     const auto [rest, error] = std::from_chars(compressed.data(), end, stage.compressed);
     if (error != std::errc{} || rest != end || stage.compressed < 0)
-      throw UsageError("--compressed-stages is a number of stages, all, or of plan auto, not '" + compressed +
-                       "'");
+      throw UsageError("--compressed-stages is a number of stages, all, or auto, not '" + compressed + "'");
   }
   t.options.backward.lazy_error = !t.backward_forgets;
   if (!stage.is_whole()) return;

@@ -78,11 +78,10 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
   if (take_auto(flags.options.sizes.experts))
     throw UsageError("expert-slices auto is for train and plan: compare names their numbers");
   resolve_mesh(flags, ranks);
-  if (flags.compressed_stages == "auto")
-    throw UsageError("compressed-stages auto is for plan, which prints the number: compare takes it");
   resolve_data(flags);
   resolve_plan(flags);
   Variant out;
+  out.chooses_stages = flags.compressed_stages == kAuto;
   out.chooses_tables = take_auto(flags.options.tables);
   out.chooses_messages = take_auto(flags.options.backward);
   check_undecided(flags.options, out.chooses_tables, ranks);

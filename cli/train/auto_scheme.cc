@@ -13,7 +13,7 @@ namespace weft::cli {
 namespace {
 
 constexpr std::string_view kStayDense = "stay-dense", kExpertSlices = "expert-slices",
-                           kBackwardMessages = "backward-messages";
+                           kCompressedStages = "compressed-stages", kBackwardMessages = "backward-messages";
 
 SimulationOptions predicted_on(const TrainOptions& options, int ranks, std::optional<EmulatedLink> link,
                                const Outline& outline, bool launched) {
@@ -37,6 +37,13 @@ SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
                                bool launched) {
   return choose_slices(outline, emulation_of(options, ranks, outline),
                        predicted_on(options, ranks, link, outline, launched));
+}
+
+StagesChoice choose_stages_for(const TrainOptions& options, int ranks,
+                               const std::optional<EmulatedLink>& link, const Outline& outline,
+                               bool launched) {
+  return choose_compressed_stages(outline, emulation_of(options, ranks, outline),
+                                  predicted_on(options, ranks, link, outline, launched));
 }
 
 TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Outline& outline) {
@@ -66,6 +73,11 @@ void choose(const Asked& asked, TrainOptions& options, int ranks, const std::opt
     std::fprintf(stderr, "weft: note: expert-slices auto: %s\n", choice.why.c_str());
     options.sizes.experts.slices = choice.slices;
   }
+  if (asked.stages) {
+    const StagesChoice choice = choose_stages_for(options, ranks, link, outline, launched);
+    std::fprintf(stderr, "weft: note: compressed-stages auto: %s\n", choice.why.c_str());
+    options.sizes.stage.compressed = choice.compressed;
+  }
   if (asked.messages) {
     const MessagesChoice choice = choose_messages_for(options, ranks, outline);
     std::fprintf(stderr, "weft: note: backward-messages critical: %s\n", choice.why.c_str());
@@ -76,12 +88,13 @@ void choose(const Asked& asked, TrainOptions& options, int ranks, const std::opt
 std::string lines_of(const TrainOptions& options) {
   return options.scheme.name + "\n" + find_scheme_knob(kStayDense).text(options.scheme) + "\n" +
          options.tables.way + "\n" + options.tables.scheduling + "\n" +
-         std::to_string(options.sizes.experts.slices) + "\n" + options.backward.messages;
+         std::to_string(options.sizes.experts.slices) + "\n" +
+         std::to_string(options.sizes.stage.compressed) + "\n" + options.backward.messages;
 }
 
 void take_lines(const std::string& text, TrainOptions& options) {
   std::istringstream lines(text);
-  std::string dense, slices;
+  std::string dense, slices, stages;
   std::getline(lines, options.scheme.name);
   std::getline(lines, dense);
   std::getline(lines, options.tables.way);
@@ -89,17 +102,21 @@ void take_lines(const std::string& text, TrainOptions& options) {
   std::getline(lines, options.tables.scheduling);
   std::getline(lines, slices);
   options.sizes.experts.slices = std::stoi(slices);
+  std::getline(lines, stages);
+  options.sizes.stage.compressed = std::stoi(stages);
   std::getline(lines, options.backward.messages);
   find_scheme_knob(kStayDense).set(options.scheme, dense);
 }
 
 std::string with_choice(const std::string& config, const TrainOptions& options) {
+  const int compressed = options.sizes.stage.compressed;
   const std::pair<std::string_view, std::string> chosen[] = {
       {"scheme", options.scheme.name},
       {kStayDense, find_scheme_knob(kStayDense).text(options.scheme)},
       {"tables", options.tables.way},
       {"tables-scheduling", options.tables.scheduling},
       {kExpertSlices, std::to_string(options.sizes.experts.slices)},
+      {kCompressedStages, compressed == kAllStages ? "all" : std::to_string(compressed)},
       {kBackwardMessages, options.backward.messages}};
   std::istringstream lines(config);
   std::string out;

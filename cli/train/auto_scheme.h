@@ -1,5 +1,5 @@
-// `--scheme auto`, `--tables auto`, `--expert-slices auto` and `--backward-messages critical` of a training run: what is
-// chosen, by whom, and how it is kept.
+// `--scheme auto`, `--tables auto`, `--expert-slices auto`, `--compressed-stages auto` and `--backward-messages critical`
+// of a training run: what is chosen, by whom, and how it is kept.
 #pragma once
 
 #include <optional>
@@ -8,6 +8,7 @@
 #include "planner/choose.h"
 #include "planner/messages.h"
 #include "planner/slices.h"
+#include "planner/stages.h"
 #include "weft/world.h"
 #include "workload/table_choice.h"
 #include "workload/train_options.h"
@@ -27,12 +28,18 @@ SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
                                const std::optional<EmulatedLink>& link, const Outline& outline,
                                bool launched = false);
 
+// As choose_for(), of the stages whose gradients are compressed. REQUIRES: several stages.
+StagesChoice choose_stages_for(const TrainOptions& options, int ranks,
+                               const std::optional<EmulatedLink>& link, const Outline& outline,
+                               bool launched = false);
+
 // Of the messages between stages, by the link by which algorithms are chosen.
 MessagesChoice choose_messages_for(const TrainOptions& options, int ranks, const Outline& outline);
 
-// Those that are asked for, in this order: tables, scheme, slices, messages; told on stderr. Changes `options`.
+// Those that are asked for, in this order: tables, scheme, slices, stages, messages; told on stderr. Changes
+// `options`.
 struct Asked {
-  bool scheme = false, tables = false, slices = false, messages = false;
+  bool scheme = false, tables = false, slices = false, stages = false, messages = false;
 };
 void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
             const Outline& outline, bool launched = false);

@@ -50,8 +50,9 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   options.model = outline.model;
   std::string config = command.config;
   if (command.chooses()) {
-    choose({command.auto_scheme, command.auto_tables, command.auto_slices, command.auto_messages}, options,
-           command.ranks, command.link, outline);
+    choose({command.auto_scheme, command.auto_tables, command.auto_slices, command.auto_stages,
+            command.auto_messages},
+           options, command.ranks, command.link, outline);
     config = with_choice(config, options);
   }
   RunReport report(options, {.folder = folder,

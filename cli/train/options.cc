@@ -102,12 +102,11 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
   else
     resolve_plan(t);
   resolve_mesh(t, command.ranks);
-  if (t.compressed_stages == "auto")
-    throw UsageError("--compressed-stages auto is for plan, which prints the number: train takes it");
   command.auto_scheme = take_auto(t.options.scheme);
   command.auto_tables = take_auto(t.options.tables);
   command.auto_slices = take_auto(t.options.sizes.experts);
   command.auto_messages = take_auto(t.options.backward);
+  command.auto_stages = t.compressed_stages == kAuto;
   check_undecided(t.options, command.auto_tables, command.ranks);
   check_computation(t, t.options);
   if (t.emulated() && t.resume_given)
@@ -147,7 +146,8 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
 std::vector<std::string> without_auto(const std::vector<std::string>& arguments) {
   const auto chosen = [](std::string_view flag, std::string_view value) {
     if (flag == "--backward-messages") return value == kCritical;
-    return value == kAuto && (flag == "--scheme" || flag == "--tables" || flag == "--expert-slices");
+    return value == kAuto && (flag == "--scheme" || flag == "--tables" || flag == "--expert-slices" ||
+                              flag == "--compressed-stages");
   };
   std::vector<std::string> out;
   for (const std::string& argument : arguments) {

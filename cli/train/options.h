@@ -27,8 +27,9 @@ struct TrainCommand {
   bool auto_scheme = false;    // --scheme auto: what is chosen is not in `options` yet
   bool auto_tables = false;    // --tables auto: the same
   bool auto_slices = false;    // --expert-slices auto: the same
+  bool auto_stages = false;    // --compressed-stages auto: the same
   bool auto_messages = false;  // --backward-messages critical: the same
-  bool chooses() const { return auto_scheme || auto_tables || auto_slices || auto_messages; }
+  bool chooses() const { return auto_scheme || auto_tables || auto_slices || auto_stages || auto_messages; }
   bool trace = false;
   std::string named_model;  // as --model has it; empty: it was not given
   std::string config;       // config.toml

@@ -37,19 +37,21 @@ TrainRun run_in(const TrainCommand& command, const std::string& folder) {
   return run;
 }
 
-// --scheme, --tables and --expert-slices auto, --backward-messages critical, from here on what was chosen.
+// What was "auto", or "critical", from here on what was chosen.
 void settle_choice(TrainCommand& command, const std::string& lines) {
   take_lines(lines, command.options);
   command.config = command.run.config = with_choice(command.config, command.options);
-  command.auto_scheme = command.auto_tables = command.auto_slices = command.auto_messages = false;
+  command.auto_scheme = command.auto_tables = command.auto_slices = command.auto_stages =
+      command.auto_messages = false;
 }
 
 // The choice is one rank's.
 std::string chosen_lines(const TrainCommand& command, bool launched) {
   TrainOptions options = command.options;
   const Outline outline = measured_outline(options, command.ranks);
-  choose({command.auto_scheme, command.auto_tables, command.auto_slices, command.auto_messages}, options,
-         command.ranks, command.link, outline, launched);
+  choose({command.auto_scheme, command.auto_tables, command.auto_slices, command.auto_stages,
+          command.auto_messages},
+         options, command.ranks, command.link, outline, launched);
   return lines_of(options);
 }
 

@@ -118,6 +118,8 @@ TrainOptions Comparison::options_of(const std::string& name, const NamedLink& li
   if (chosen != choices_.end()) out.tables = chosen->second.tables;
   const auto messages = messages_.find({variant.name, link.name});
   if (messages != messages_.end()) out.backward.messages = messages->second;
+  const auto stages = stages_.find({variant.name, link.name});
+  if (stages != stages_.end()) out.sizes.stage.compressed = stages->second.compressed;
   return out;
 }
 
@@ -149,6 +151,18 @@ void Comparison::choose_messages_at(const NamedLink& link) {
   }
 }
 
+// Behind the ways of tables, and without a link the same as they.
+void Comparison::choose_stages_at(const NamedLink& link) {
+  const NamedLink& by = link.link ? link : options_.links.front();
+  for (const Variant& variant : options_.variants) {
+    if (!variant.chooses_stages) continue;
+    const TrainOptions options = options_of(variant.name, link);
+    stages_[{variant.name, link.name}] = choose_compressed_stages(
+        outline_, emulation_of(options, options_.ranks, outline_),
+        simulation_of(options_.ranks, by.link, measured_costs(options, options_.ranks, outline_)));
+  }
+}
+
 void Comparison::measure() {
   std::vector<NamedLink> links{{.name = kNoLink, .link = std::nullopt, .planned = std::nullopt}};
   for (const NamedLink& link : options_.links) {
@@ -159,12 +173,14 @@ void Comparison::measure() {
                            options_.ranks, models_.measure_outline);
     model_ = outline_.model;
     parameters_ = outline_.parameters;
-  } else if (std::ranges::any_of(options_.variants,
-                                 [](const Variant& v) { return v.chooses_tables || v.chooses_messages; })) {
+  } else if (std::ranges::any_of(options_.variants, [](const Variant& v) {
+               return v.chooses_tables || v.chooses_stages || v.chooses_messages;
+             })) {
     outline_ = models_.measure_outline(options_.variants.front().options, options_.ranks);
   }
   for (const NamedLink& link : links) {
     choose_tables_at(link);
+    choose_stages_at(link);
     choose_messages_at(link);
     std::vector<std::string> missing;
     for (const std::string& variant : wanted()) {
@@ -186,6 +202,8 @@ void Comparison::save(const std::string& variant, const NamedLink& link, const R
   if (has_experts(options.model) && point.packing == 0) point.packing = 1;
   const auto chosen = choices_.find({variant_of(variant).name, link.name});
   if (chosen != choices_.end()) point.tables_why = chosen->second.why();
+  const auto stages = stages_.find({variant_of(variant).name, link.name});
+  if (stages != stages_.end()) point.stages_why = stages->second.why;
   if (find_scheme(scheme.name).selects) point.density = scheme.density;
   point.link = link.name;
   point.compute = options_.computation.compute;

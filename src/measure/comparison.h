@@ -19,6 +19,7 @@
 #include "measure/point.h"
 #include "measure/text.h"
 #include "measure/turns.h"
+#include "planner/stages.h"
 #include "weft/world.h"
 #include "workload/table_choice.h"
 #include "workload/train_options.h"
@@ -33,6 +34,8 @@ struct Variant {
   bool chooses_tables = false;
   // So are the messages between stages that are factors (planner/messages.h).
   bool chooses_messages = false;
+  // So is the number of stages whose gradients are compressed (planner/stages.h).
+  bool chooses_stages = false;
 };
 
 struct NamedLink {
@@ -89,6 +92,7 @@ class Comparison {
   TrainOptions options_of(const std::string& variant, const NamedLink& link) const;
   void choose_tables_at(const NamedLink& link);
   void choose_messages_at(const NamedLink& link);
+  void choose_stages_at(const NamedLink& link);
   void save(const std::string& variant, const NamedLink& link, const Recorded& recorded, bool side_by_side);
   void measure(const std::vector<std::string>& variants, const NamedLink& link);
   void simulate_all(const std::vector<std::string>& variants, const NamedLink& link);
@@ -110,6 +114,7 @@ class Comparison {
   // By variant and link, where the variant chooses.
   std::map<std::pair<std::string, std::string>, TablesChoice> choices_;
   std::map<std::pair<std::string, std::string>, std::string> messages_;
+  std::map<std::pair<std::string, std::string>, StagesChoice> stages_;  // the same
   std::unique_ptr<ComparisonFolder> folder_;
 };
 

@@ -115,6 +115,7 @@ Json to_json(const Point& p) {
           {"scheme", p.scheme},
           {"tables", p.tables},
           {"tables_why", p.tables_why},
+          {"stages_why", p.stages_why},
           {"policy", p.policy},
           {"packing", p.packing},
           {"density", number(p.density)},
@@ -148,6 +149,7 @@ std::optional<Point> point_from(const std::string& line) {
     json.at("scheme").get_to(p.scheme);
     json.at("tables").get_to(p.tables);
     json.at("tables_why").get_to(p.tables_why);
+    p.stages_why = json.value("stages_why", "");
     json.at("policy").get_to(p.policy);
     p.packing = json.value("packing", 0);
     if (!json.at("density").is_null()) p.density = json.at("density").get<double>();
@@ -222,6 +224,7 @@ Json to_json(const Row& row) {
           {"scheme", p.scheme},
           {"tables", p.tables},
           {"tables_why", p.tables_why},
+          {"stages_why", p.stages_why},
           {"policy", p.policy},
           {"packing", p.packing == 0 ? Json(nullptr) : Json(p.packing)},
           {"density", number(p.density)},

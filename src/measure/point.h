@@ -31,6 +31,7 @@ struct Point {
   std::string variant;  // a scheme and what it is given: "spardl+teams=2"
   std::string scheme, tables, link, compute, transport;
   std::string tables_why;            // of ways that were chosen: why
+  std::string stages_why;            // of a number of compressed stages that was: which, and why
   std::string policy;                // of experts; empty: the model has none
   int packing = 0;                   // of experts, in the measured steps; 0: the model has none
   std::optional<double> density;     // of a scheme that selects

@@ -133,6 +133,7 @@ std::vector<std::string> notes_on(const std::vector<Row>& rows) {
           p.link + " would be " + form("%.2fx", *row.speedup_at_equal_compute));
     }
     if (!p.tables_why.empty()) add(p.variant + " at " + p.link + ": " + p.tables + ": " + p.tables_why);
+    if (!p.stages_why.empty()) add(p.variant + " at " + p.link + ": " + p.stages_why);
     if (!p.side_by_side) {
       add("at " + p.link + " variants were measured one after another: side by side they need more memory " +
           "than is free, and what changes on the machine meanwhile does not change for all of them");

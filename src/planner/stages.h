@@ -1,8 +1,9 @@
-// `--compressed-stages auto` of a plan: how many stages have their gradients compressed. In a pipeline the last
+// `--compressed-stages auto`: how many stages have their gradients compressed. In a pipeline the last
 // stage ends a step first, so that its sum has until the first stage ends: where that is long enough, compressing it
 // would lose something for nothing.
 //
-// A step is predicted with each number of stages, and of the fastest the smallest is taken.
+// A step is predicted with each number of stages, and of the fastest the smallest is taken. It is a constant of the
+// plan from then on: agreed between ranks, and saved with the run.
 #pragma once
 
 #include <string>

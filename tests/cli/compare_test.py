@@ -235,6 +235,12 @@ class RunTest(CompareTest):
         self.assertGreater(rows[2]["speedup_over_baseline"], 1)
         self.assertGreater(rows[3]["speedup_over_baseline"], rows[2]["speedup_over_baseline"])
         self.assertEqual(rows[0]["tokens_per_second"] * rows[0]["step_seconds_median"], 2 * 8 * 32)
+        # How many stages are compressed follows from each link.
+        rows = self.rows(*job, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--sweep", "link=100gbit,1us,2mbit,50us", "--steps",
+                         "3", "--link", "1gbit", "--variants", "dense,powersgd+powersgd-rank=1+compressed-stages=auto", "--out", "auto")
+        auto = {row["link"]: row for row in rows if row["variant"] != "dense"}
+        self.assertTrue(auto["100gbit,1us"]["stages_why"].startswith("0 of 2 stages compressed"), auto)
+        self.assertRegex(auto["2mbit,50us"]["stages_why"], "^[12] of 2 stages compressed")
         # In wall time by timers, and with real computation, schedules lose nothing.
         rows = self.rows(*job, "--compute", "emulated", "--outline", "o.json", "--link", "20mbit,50us", "--steps", "3", "--variants",
                          "dense,dense+schedule=zb-h1", "--out", "b")

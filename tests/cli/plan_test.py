@@ -63,6 +63,15 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(chosen["compressed_stages"], min(fastest))
         self.assertGreater(chosen["compressed_stages"], 0)
         self.assertEqual(self.plan(*flags, "--link", "100gbit,1us", "--compressed-stages", "auto")["compressed_stages"], 0)
+        # A run takes it, and keeps it.
+        self.outline("--layers", "4", "-o", "stages.json")
+        for link, compresses in (("20mbit,50us", True), ("100gbit,1us", False)):
+            done = self.weft("train", *SMALL, *flags[:10], "--scheme", "powersgd", "--compute", "emulated", "--transport", "sim", "--outline",
+                             "stages.json", "--link", link, "--compressed-stages", "auto", "--steps", "3", "--out", link)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, r"compressed-stages auto: \d of 2 stages compressed, because a step takes")
+            self.assertRegex((self.folder / link / "config.toml").read_text(),
+                             rf'(?m)^compressed-stages = "{"[12]" if compresses else "0"}"$')
         # Critical messages: as fast by the timed table as all of them, unlike the epilogue; bfloat16 has half the bytes.
         piped = ("--layers", "4", "--ranks", "4", "--mesh", "pp=4", "--accumulate", "16", "--global-batch", "16", "--flops", "500gflops",
                  "--link", "500mbit,50us", "--scheme", "dense")

@@ -1,0 +1,132 @@
+// How many stages have their gradients compressed: against every number of them, and against the closed form.
+#include "planner/stages.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/statistics.h"
+#include "compressors/low_rank.h"
+#include "workload/job_steps.h"
+
+namespace weft {
+namespace {
+
+constexpr int kStages = 4, kReplicas = 2, kMicroBatches = 4, kColumns = 4;
+constexpr std::int64_t kSide = 256;                  // of a layer's matrix
+constexpr double kForward = 1e-3, kBackward = 2e-3;  // of a micro-batch and stage
+constexpr double kBytes = 4.0 * kSide * kSide;       // that two ranks send each for its sum
+constexpr double kRatio = static_cast<double>(kSide * kSide) / (kColumns * 2 * kSide);
+
+// Layers of one matrix; a last block that takes no time and has next to nothing. `layers`: of each stage.
+Outline outline_of(const std::vector<int>& layers) {
+  std::vector<ChainBlock> blocks;
+  int all = 0;
+  for (const int count : layers) all += count;
+  for (int i = 0; i < all; ++i)
+    blocks.push_back({.name = "layer." + std::to_string(i),
+                      .parameters = {{.name = "layer." + std::to_string(i) + ".w", .dims = {kSide, kSide}}}});
+  blocks.push_back({.name = "head", .parameters = {{.name = "head.w", .dims = {1}}}});
+  ModelShape shape = chain_shape("layers", blocks);
+  shape.width = 1;
+  Outline out = weft::outline_of(shape, kMicroBatches);
+  for (OutlineBlock& block : out.blocks) {
+    if (block.name == "head") continue;
+    block.forward_seconds = kForward * kMicroBatches;
+    block.backward_seconds = kBackward * kMicroBatches;
+  }
+  return out;
+}
+
+EmulationOptions options_of(const std::vector<int>& layers, const std::string& updates_wait) {
+  EmulationOptions out;
+  out.parallel.scheme.name = "powersgd";
+  out.parallel.scheme.columns = kColumns;
+  out.mesh = {.dp = kReplicas, .pp = kStages};
+  out.stage.layers = layers;
+  out.micro_batches = kMicroBatches;
+  out.updates_wait = updates_wait;
+  return out;
+}
+
+SimulationOptions over(double bytes_per_second) {
+  SimulationOptions out;
+  out.ranks = kStages * kReplicas;
+  out.link.bytes_per_second = bytes_per_second;
+  out.config.micro_op_bytes = 1024;  // what passes between stages waits for no sum
+  return out;
+}
+
+TEST(CompressedStages, AreAsManyAsTheClosedFormSays) {
+  // With A the dense sum of a stage, tau the time by which stage p has more than stage p - 1 until its sum is needed:
+  //   k = clamp(ceil((A (1 - 1/ratio)) / tau), 0, P)
+  // Where the update waits for all sums, tau is a backward: stage p - 1 ends so much later. Where each stage waits for
+  // its own alone, it is a forward in addition: of the next step, that of stage p - 1 comes first.
+  const std::vector<int> even(kStages, 1);
+  for (const bool together : {true, false}) {
+    const double tau = kBackward + (together ? 0 : kForward);
+    int before = kStages;
+    for (const double shares : {6.5, 3.5, 2.5, 1.5, 0.5}) {  // the link gets faster
+      const double rate = kBytes * (1 - 1 / kRatio) / (shares * tau);
+      const StagesChoice chosen = choose_compressed_stages(
+          outline_of(even), options_of(even, together ? "a test says so" : ""), over(rate));
+      EXPECT_EQ(chosen.compressed, std::min(kStages, static_cast<int>(std::ceil(shares))))
+          << shares << (together ? ", together: " : ": ") << chosen.why;
+      EXPECT_LE(chosen.compressed, before);  // never grows with the bandwidth
+      before = chosen.compressed;
+    }
+    EXPECT_EQ(choose_compressed_stages(outline_of(even), options_of(even, ""), over(0)).compressed, 0);
+  }
+}
+
+TEST(CompressedStages, OfUnevenStagesAreTheFewestOfTheFastest) {
+  for (const std::vector<int>& layers : {std::vector<int>{1, 1, 3, 1}, {2, 1, 1, 2}}) {
+    const Outline outline = outline_of(layers);
+    for (const double rate : {5e6, 4e7, 4e8}) {
+      std::vector<double> seconds;
+      for (int k = 0; k <= kStages; ++k) {
+        EmulationOptions options = options_of(layers, "");
+        options.stage.compressed = k;
+        options.warmup = 3;
+        options.steps = 4;
+        seconds.push_back(median(job_steps(seconds_of(simulate_ranks(outline, options, over(rate))))));
+      }
+      const double least = *std::ranges::min_element(seconds);
+      const auto fewest = std::ranges::find_if(seconds, [&](double s) { return s <= least * (1 + 1e-6); });
+      EXPECT_EQ(choose_compressed_stages(outline, options_of(layers, ""), over(rate)).compressed,
+                fewest - seconds.begin())
+          << rate;
+    }
+  }
+}
+
+// Where the factors would be no shorter, nothing is compressed, and no stage is said to be.
+TEST(CompressedStages, AreNoneWhereFactorsAreNoShorter) {
+  const std::vector<int> even(kStages, 1);
+  EmulationOptions options = options_of(even, "");
+  options.parallel.scheme.columns = kSide / 2;
+  EXPECT_EQ(low_rank_of(kSide, kSide * kSide, {.rank = kSide / 2, .min_compression = 1}), 0);
+  EXPECT_EQ(choose_compressed_stages(outline_of(even), options, over(1e6)).compressed, 0);
+  options.parallel.scheme.columns = kColumns;  // control
+  EXPECT_EQ(choose_compressed_stages(outline_of(even), options, over(1e6)).compressed, kStages);
+}
+
+TEST(CompressedStages, AreTheFirst) {
+  const std::vector<int> even(kStages, 1);
+  for (int k = 0; k <= kStages; ++k) {
+    EmulationOptions options = options_of(even, "");
+    options.stage.compressed = k;
+    const Plan plan = make_tables(outline_of(even), options, kStages * kReplicas);
+    for (int stage = 0; stage < kStages; ++stage) {
+      const std::string head = "stage " + std::to_string(stage) + ":";
+      for (const PlanRow& row : plan.rows) {
+        if (row.strategy != "data_parallel" || !row.why.starts_with(head)) continue;
+        EXPECT_EQ(row.scheme, stage < k ? "powersgd" : "dense") << head << " of " << k;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft
