@@ -80,6 +80,9 @@ void add_stage_flags(Settings& s, TrainFlags& t) {
   s.add("compressed-stages", t.compressed_stages,
         "the first so many have gradients summed by --scheme, the others dense: N, all (default); auto: by "
         "what the plan predicts");
+  s.add("tied-sum", t.tied_sum,
+        "how a table that two stages have is summed: " + list_of({kTiedSums.begin(), kTiedSums.end()}) +
+            " (default auto: fused or two-step by cost; scheme: as all else, for comparison)");
   s.add("stage-wire", t.stage_wire, "what passes between stages travels as: float32 (default), bf16");
   s.add("stage-sums", t.stage_sums,
         "what stages sum dense beside a scheme that compresses, in: float32 (default), bf16 (so it is with "
@@ -432,12 +435,15 @@ void resolve_stages(TrainFlags& t, int stages) {
     if (error != std::errc{} || rest != end || stage.compressed < 0)
       throw UsageError("--compressed-stages is a number of stages, all, or auto, not '" + compressed + "'");
   }
+  stage.tied_sum = t.tied_sum;
   t.options.backward.lazy_error = !t.backward_forgets;
   if (!stage.is_whole()) return;
   if (t.schedule != StageOptions{}.schedule || t.stage_chunks != 1 || stage.double_warmup ||
-      !stage.layers.empty() || compressed != "all" || stage.bf16)
+      !stage.layers.empty() || compressed != "all" || stage.bf16 || t.tied_sum != StageOptions{}.tied_sum)
     throw UsageError(
-        "a schedule, chunks, a warm-up, layers, a wire and compressed stages are of stages: --mesh pp=2");
+        "a schedule, chunks, a warm-up, layers, a wire, compressed stages and tied sums are of stages: "
+        "--mesh "
+        "pp=2");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ struct TrainFlags {
   std::string schedule = "1f1b", stage_layers, pipeline_warmup = "single";
   std::string stage_wire = "float32", stage_sums = "float32";
   int stage_chunks = 1;
-  std::string compressed_stages = "all";
+  std::string compressed_stages = "all", tied_sum = StageOptions{}.tied_sum;
   bool backward_forgets = false;
   std::optional<int> experts, expert_choices, experts_every, shared_experts, expert_slices;
   std::optional<double> expert_capacity, balance_loss, z_loss, gate_jitter;

@@ -197,7 +197,7 @@ CompareCommand read_compare(const std::vector<std::string>& arguments, const Pla
     throw UsageError("steps must be 1 to 1000000, not " + std::to_string(t.steps));
   check_computation(t, t.options);
   options.variants = variants_of(t.variants.empty() ? variants_text(t) : t.variants, t, t, options.ranks);
-  options.baseline = baseline_of(t.baseline, options.variants);
+  options.baseline = baseline_of(expanded(t.baseline, t), options.variants);
   options.bucket_mibs = bucket_mibs_of(t.try_buckets);
   for (const Variant& variant : options.variants) {
     if (!options.bucket_mibs.empty() && variant.name.find("+bucket-mib=") != std::string::npos)

@@ -92,6 +92,20 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
 
 }  // namespace
 
+std::string expanded(const std::string& variant, const TrainFlags& flags) {
+  const int given = flags.options.backward.columns;
+  const std::string back = "+backward-rank=" + std::to_string(given > 0 ? given : kShortRank);
+  const std::pair<std::string_view, std::string> table[] = {
+      {"dp-powersgd", "powersgd+tied-sum=two-step+backward-rank=0"},
+      {"naive",
+       "powersgd+error-feedback=off+tied-sum=scheme" + back + "+backward-messages=all+backward-forgets=true"},
+      {"cb", "dense+tied-sum=two-step" + back},
+      {"cb+fe", "dense+tied-sum=fused" + back},
+      {"cb+fe+sc", "powersgd+tied-sum=fused" + back + "+compressed-stages=auto"}};
+  const auto* const row = std::ranges::find(table, variant, [](const auto& r) { return r.first; });
+  return row == std::end(table) ? variant : row->second;
+}
+
 std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> parts;
   std::size_t begin = 0;
@@ -107,7 +121,8 @@ std::vector<Variant> variants_of(const std::string& text, const TrainFlags& flag
                                  const Computation& computation, int ranks) {
   std::vector<Variant> variants;
   std::set<std::pair<std::string, std::set<std::pair<std::string, std::string>>>> seen;
-  for (const std::string& name : split(text, ',')) {
+  for (const std::string& typed : split(text, ',')) {
+    const std::string name = expanded(typed, flags);
     try {
       const Named named = parsed(name);
       if (!seen.insert({named.scheme, {named.options.begin(), named.options.end()}}).second)

@@ -11,7 +11,18 @@ namespace weft::cli {
 
 std::vector<std::string> split(const std::string& text, char at);
 
-// A scheme's name, then options: flags of gradients, tables and optimizer without their dashes. What a variant does
+// What short names of --variants stand for, on a mesh with stages: techniques on top of one another, and what they are
+// compared with. Factors have the columns of the flags, or kShortRank.
+//   dp-powersgd  gradients of parameters as factors; the table that stages share dense
+//   naive        everything as factors, and what they leave behind is lost
+//   cb           gradients between stages as factors (compressed backpropagation)
+//   cb+fe        and the table that stages share summed at once (fused embedding)
+//   cb+fe+sc     and gradients of as many stages as it is worth as factors (selective stages)
+inline constexpr int kShortRank = 8;
+// The long form of a short name; any other is its own.
+std::string expanded(const std::string& variant, const TrainFlags& flags);
+
+// A scheme's name, or a short one, then options: flags of gradients, tables and optimizer without their dashes. What a variant does
 // not name is as `flags` has it, before anything in them was resolved. Throws UsageError: an unknown name
 // (with the nearest), an option that the scheme does not take, the same variant twice, a value that cannot be
 // meant.

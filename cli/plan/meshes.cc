@@ -58,6 +58,7 @@ void without_stages(TrainFlags& flags) {
   flags.pipeline_warmup = plain.pipeline_warmup;
   flags.stage_chunks = plain.stage_chunks;
   flags.compressed_stages = plain.compressed_stages;
+  flags.tied_sum = plain.tied_sum;
   flags.backward_forgets = plain.backward_forgets;
   flags.options.backward = plain.options.backward;
 }

@@ -205,7 +205,13 @@ Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
   const Dense sum(run->memory<T>().all(run->bucket->count));
   Average<T> average(run->divisor, comm.kernels());
   const AllReduceOptions options{.algorithm = run->order};
-  co_await all_reduce_and_finish(comm, sum, &average, options);
+  Comm last = comm;
+  if (run->row.valid()) {
+    const Comm row = run->row.bound(comm.operation());
+    co_await all_reduce(row, sum, options);
+    last = run->column.bound(comm.operation());
+  }
+  co_await all_reduce_and_finish(last, sum, &average, options);
   run->result.contents().entry_bytes_sent = comm.bytes_sent() - before;
   run->result.contents().finite = run->state->work().has_staged = average.finite();
   if (run->finite()) co_return;
@@ -248,6 +254,7 @@ void BucketRun::finish_low_rank(int size) {
   const Stopwatch watch(contents.select_seconds);
   contents.dense.resize(gradient.size());
   contents.finite = low_rank->finish(work.staged, contents.dense, size);
+  if (forgets) std::ranges::fill(work.staged, 0.0F);
   work.stage_controllers();
   work.has_staged = contents.finite;
 }

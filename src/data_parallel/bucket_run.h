@@ -53,6 +53,8 @@ struct BucketRun {
   BucketMemory<double> values;
   std::unique_ptr<LowRank> low_rank;  // of the scheme "powersgd"; else none
   std::string_view order = "auto";    // of additions: the all-reduce of what is summed as it is
+  Comm row, column;                   // of a sum in two steps; else not valid
+  bool forgets = false;               // of low rank: what is left behind is lost
   std::uint32_t step = 0;             // committed ones: a key of what is drawn
   Velocity* velocity = nullptr;       // with momentum correction: sent in place of the gradient; else none
   float momentum = 0;                 // of it

@@ -38,6 +38,10 @@ void check(const DataParallelOptions& options, int ranks) {
            options.scheme.name + "'");
   }
   if (!(options.divisor > 0)) refuse("the divisor must be positive");
+  if (options.rows_of != 0 &&
+      (options.rows_of < 0 || ranks % options.rows_of != 0 || !scheme.lossless || options.clip_local > 0))
+    refuse("a sum in two steps is dense, of rows that divide the " + std::to_string(ranks) +
+           " ranks, not of " + std::to_string(options.rows_of));
   if (options.unused_stay_out && !options.find_unused)
     refuse("unused parameters stay out only where the ranks ask which they are (find_unused)");
 }
@@ -76,6 +80,16 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
                                      .factors = scheme_.low_rank,
                                      .owner = options_.name};
   state_ = std::make_unique<ParameterState>(plan_, *registry_, kept);
+  if (options_.rows_of > 0) {
+    constexpr std::uint32_t kRow = 0x726f'7773u, kColumn = 0x636f'6c73u;  // "rows", "cols"
+    std::vector<int> row, column;
+    for (int r = 0; r < comm.size(); ++r) {
+      if (r / options_.rows_of == comm.rank() / options_.rows_of) row.push_back(r);
+      if (r % options_.rows_of == comm.rank() % options_.rows_of) column.push_back(r);
+    }
+    row_ = comm.subgroup(row, kRow);
+    column_ = comm.subgroup(column, kColumn);
+  }
   lay_out();
   submit_comparison();
 }
@@ -93,6 +107,9 @@ void DataParallel::lay_out() {
     run->divisor = options_.divisor;
     if (scheme_.low_rank) run->low_rank = low_rank_of_bucket(*run->bucket);
     run->order = options_.scheme.all_reduce;
+    run->row = row_;
+    run->column = column_;
+    run->forgets = !options_.scheme.error_feedback;
     run->momentum = static_cast<float>(options_.scheme.momentum_correction);
     if (options_.scheme.momentum_correction > 0) run->velocity = &state_->bucket_velocity(b);
     runs_.push_back(std::move(run));
@@ -146,7 +163,7 @@ void DataParallel::assign_quotas() {
     run.measures = adapts && !bucket.dense;
     run.masks = taken.selects;
     const bool whole = &taken == &lossless_scheme() && run.velocity == nullptr;
-    run.in_place = run.wide || (whole && run.buffer.is_given());
+    run.in_place = run.wide || (whole && (run.buffer.is_given() || row_.valid()));
   }
 }
 
@@ -213,7 +230,7 @@ void DataParallel::gradient_ready(int parameter, std::span<const double> gradien
 void DataParallel::gradient_ready(int parameter, std::span<const float> gradient) {
   const int b = accept(parameter, gradient.size(), DType::float32);
   BucketRun& run = *runs_[static_cast<std::size_t>(b)];
-  if (run.bucket->pieces.size() == 1 && !run.buffer.is_given()) {
+  if (run.bucket->pieces.size() == 1 && !run.buffer.is_given() && !row_.valid()) {
     run.gradient = gradient;
   } else {
     const BucketPiece piece{parameter, plan_.first_of(parameter)};

@@ -67,6 +67,8 @@ class DataParallel final : public Strategy {
 
   std::string_view name() const override { return options_.name; }
   const Comm& group() const override { return comm_; }
+  // Of a sum in two steps, its first and its second group; else none.
+  std::vector<Comm> steps() const { return row_.valid() ? std::vector{row_, column_} : std::vector<Comm>{}; }
   // As many as there could be buckets, whatever the plan; the comparison of plans before them, the question
   // who used what behind them.
   std::uint32_t num_slots() const override { return 2 + static_cast<std::uint32_t>(plan_.num_parameters()); }
@@ -176,6 +178,7 @@ class DataParallel final : public Strategy {
 
   Engine& engine_;
   Comm comm_;
+  Comm row_, column_;  // of a sum in two steps; else not valid
   DataParallelOptions options_;
   const Scheme& scheme_;
   BucketPlan plan_;

@@ -15,6 +15,14 @@ SchemeCost with_quota(const DataParallel& parallel, int bucket, std::int64_t quo
     parts.push_back(parallel.plan().parameter(piece.parameter));
   shape.quota = quota;
   shape.parts = parts;
+  SchemeCost sum;
+  for (const Comm& step : parallel.steps()) {
+    shape.size = step.size();
+    shape.node_size = step.node_size();
+    const SchemeCost cost = cost_of(lossless_scheme(), parallel.scheme_options(), shape);
+    sum = {sum.bytes + cost.bytes, sum.seconds + cost.seconds};
+  }
+  if (!parallel.steps().empty()) return sum;
   shape.node_size = parallel.group().node_size();
   shape.teams = parallel.state().bucket(bucket).work().team_figures.choice;
   return cost_of(find_scheme(parallel.call(bucket).algorithm), parallel.scheme_options(), shape);

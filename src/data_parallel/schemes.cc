@@ -136,6 +136,17 @@ constexpr SchemeKnob kKnobs[] = {
      .set = [](SchemeOptions& o,
                std::string_view text) { o.min_compression = number<double>("min-compression", text); },
      .text = [](const SchemeOptions& o) { return text_of(o.min_compression); }},
+    {.name = "error-feedback",
+     .help = "powersgd: on (default); off: what the factors leave behind is lost, for comparison",
+     .applies = is_low_rank,
+     .set =
+         [](SchemeOptions& o, std::string_view text) {
+           if (text != "on" && text != "off")
+             throw UsageError("error-feedback is on or off, not '" + std::string(text) + "'");
+           o.error_feedback = text == "on";
+         },
+     .text = [](const SchemeOptions& o) { return std::string(o.error_feedback ? "on" : "off"); },
+     .is_text = true},
     {.name = "bucket-mib",
      .help = "of a bucket, in MiB",
      .applies = any,

@@ -130,7 +130,7 @@ std::string DataParallel::why_of(int b) const {
 std::string DataParallel::why_so(int b) const {
   const Bucket& bucket = plan_.bucket(b);
   const Scheme& taken = find_scheme(runs_[static_cast<std::size_t>(b)]->options.algorithm);
-  if (taken.name == scheme_.name) return "asked for";
+  if (taken.name == scheme_.name) return options_.why.empty() ? "asked for" : options_.why;
   const std::vector<std::string>& stays = options_.scheme.buckets.stay_dense;
   const std::string& first = plan_.parameter(bucket.pieces.front().parameter).name;
   if (bucket.dense && std::ranges::find(stays, first) != stays.end())
@@ -164,7 +164,8 @@ std::uint64_t DataParallel::hash() const {
        {static_cast<std::uint64_t>(options_.dtype), static_cast<std::uint64_t>(scheme.residual),
         static_cast<std::uint64_t>(scheme.teams), static_cast<std::uint64_t>(scheme.quotas),
         static_cast<std::uint64_t>(scheme.columns), scheme.seed,
-        static_cast<std::uint64_t>(options_.find_unused),
+        static_cast<std::uint64_t>(options_.find_unused), static_cast<std::uint64_t>(options_.rows_of),
+        static_cast<std::uint64_t>(scheme.error_feedback),
         static_cast<std::uint64_t>(options_.unused_stay_out)}) {
     add(value);
   }

@@ -129,6 +129,8 @@ void check_stage(const StageOptions& o, int micro_batches) {
   if (o.compressed != kAllStages && (o.compressed < 0 || o.compressed > o.stages))
     refuse("compressed stages are 0 to " + std::to_string(o.stages) + ", not " +
            std::to_string(o.compressed));
+  if (std::ranges::find(kTiedSums, o.tied_sum) == kTiedSums.end())
+    throw UsageError(unknown_name("sum of what stages share", o.tied_sum, kTiedSums));
   if (micro_batches > 0 && interleaved && micro_batches % o.stages != 0)
     refuse("interleaved takes a multiple of its " + std::to_string(o.stages) +
            " stages as micro-batches, not " + std::to_string(micro_batches));

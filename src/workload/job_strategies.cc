@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/names.h"
+#include "collectives/registry.h"
 #include "data_parallel/formula.h"
 #include "data_parallel/schemes.h"
 #include "embedding/ways.h"
@@ -268,7 +269,62 @@ DataParallel& JobStrategies::add_parallel(Engine& engine, const Comm& group,
   return out;
 }
 
-// One operation over all copies, dense whatever the scheme: what a stage left behind would be another's.
+namespace {
+
+// Of sums of so many values over these groups, one behind the other, each by its fastest algorithm.
+double sum_seconds(std::span<const Comm> groups, std::int64_t count, DType dtype) {
+  double seconds = 0;
+  for (const Comm& group : groups) {
+    const Shape call{.size = group.size(),
+                     .count = count,
+                     .element_bytes = size_of(dtype),
+                     .node_size = group.node_size(),
+                     .micro_op_bytes = group.micro_op_bytes()};
+    seconds += choose(Family::all_reduce, call, group.cost()).seconds(call, group.cost());
+  }
+  return seconds;
+}
+
+std::string microseconds(double seconds) { return std::to_string(std::llround(seconds * 1e6)) + " us"; }
+
+}  // namespace
+
+// In one sum or two, as asked for or by what they take.
+void JobStrategies::choose_tied_sum(const Comm& group, std::span<const int> stages, std::int64_t count,
+                                    DataParallelOptions& options) const {
+  constexpr std::uint32_t kLabel = 0x7470'6169u;  // "tpai"
+  const std::string& asked = options_.step.stage.tied_sum;
+  if (asked == "scheme") return;
+  const Scheme& dense = dense_sums();
+  options.scheme.name = dense.name;
+  if (asked == "fused") return;
+  if (asked == "two-step") {
+    if (!dense.lossless)
+      throw UsageError("tied-sum two-step: sums of two steps are not rounded; bfloat16 is summed fused");
+    options.rows_of = data_.size();
+    return;
+  }
+  if (asked == "hierarchical") {
+    if (group.node_size() == 1 || group.node_size() == group.size())
+      throw UsageError("tied-sum hierarchical: the " + std::to_string(group.size()) +
+                       " ranks that have a copy are no whole nodes of several that are known (--nodes)");
+    options.scheme.all_reduce = "two_level";
+    return;
+  }
+  if (!dense.lossless) {
+    options.why = "auto: fused, because sums of two steps are not rounded";
+    return;
+  }
+  const std::array two{data_, ranks_along({}, stages, kLabel)};
+  const double fused = sum_seconds({&group, 1}, count, options_.dtype),
+               apart = sum_seconds(two, count, options_.dtype);
+  const bool in_one = fused <= apart;
+  if (!in_one) options.rows_of = data_.size();
+  options.why = "auto: fused over " + std::to_string(group.size()) + " copies " + microseconds(fused) +
+                ", in two steps " + microseconds(apart);
+}
+
+// Dense, unless asked for otherwise: what a stage left behind would be another's.
 void JobStrategies::add_tied(const std::vector<int>& parameters) {
   constexpr std::uint32_t kLabel = 0x7469'6564u;  // "tied"
   const std::vector<int>& stages =
@@ -281,7 +337,9 @@ void JobStrategies::add_tied(const std::vector<int>& parameters) {
   DataParallelOptions options = options_.parallel;
   options.name = "tied";
   options.dtype = options_.dtype;
-  options.scheme.name = dense_sums().name;
+  std::int64_t count = 0;
+  for (const ParameterInfo& info : infos_of(all_->shape(), parameters)) count += info.count;
+  choose_tied_sum(group, stages, count, options);
   tied_ = &add_parallel(all_->engine(), group, parameters, options);
 }
 

@@ -4,8 +4,8 @@
 // Parameters count as in the shape. A table that a hybrid embedding has is none of data parallelism's. Where the
 // mesh has stages, all of these are of the ranks with the same stage, "the data-parallel ranks". Experts are summed
 // over the ranks that have the same ones, and divided by the number of data-parallel ranks. A parameter of several
-// stages is summed in one operation over all ranks that have a copy, and divided by the same number: what two sums
-// one behind the other, over ranks and over stages, would give.
+// stages is summed over all ranks that have a copy, at once or over data-parallel ranks first (StageOptions::tied_sum),
+// and divided by the same number.
 //
 // Where the mesh has tensor-parallel ranks, the data-parallel ranks are those with the same stage and the same place
 // among them, whose shares of cut parameters are the same. What all of them have (norms, biases, experts, tables that
@@ -164,6 +164,8 @@ class JobStrategies {
                              DataParallelOptions options);
   void add_expert_strategies(const std::vector<int>& parameters);
   void add_tied(const std::vector<int>& parameters);
+  void choose_tied_sum(const Comm& group, std::span<const int> stages, std::int64_t count,
+                       DataParallelOptions& options) const;
   void add_copies(const std::vector<int>& parameters);
   // Of what is summed dense under every scheme: the run's own, where that is dense.
   const Scheme& dense_sums() const;

@@ -235,6 +235,17 @@ class RunTest(CompareTest):
         self.assertGreater(rows[2]["speedup_over_baseline"], 1)
         self.assertGreater(rows[3]["speedup_over_baseline"], rows[2]["speedup_over_baseline"])
         self.assertEqual(rows[0]["tokens_per_second"] * rows[0]["step_seconds_median"], 2 * 8 * 32)
+        # Short names stand for long ones.
+        short = self.rows(*job, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--link", "2mbit,50us", "--steps", "3",
+                          "--backward-rank", "2", "--powersgd-rank", "2", "--variants", "dense+backward-rank=0,dp-powersgd,naive,cb,cb+fe,cb+fe+sc", "--out", "short")
+        self.assertEqual([row["variant"] for row in short], [
+            "dense+backward-rank=0", "powersgd+tied-sum=two-step+backward-rank=0",
+            "powersgd+error-feedback=off+tied-sum=scheme+backward-rank=2+backward-messages=all+backward-forgets=true",
+            "dense+tied-sum=two-step+backward-rank=2", "dense+tied-sum=fused+backward-rank=2",
+            "powersgd+tied-sum=fused+backward-rank=2+compressed-stages=auto"])
+        sent = [row["payload_bytes_per_step"] for row in short]
+        self.assertEqual(sent, [row["formula_bytes_per_step"] for row in short])
+        self.assertTrue(sent[0] > sent[1] > sent[2] and sent[3] > sent[4] > sent[5] > sent[2], sent)
         # How many stages are compressed follows from each link.
         rows = self.rows(*job, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--sweep", "link=100gbit,1us,2mbit,50us", "--steps",
                          "3", "--link", "1gbit", "--variants", "dense,powersgd+powersgd-rank=1+compressed-stages=auto", "--out", "auto")

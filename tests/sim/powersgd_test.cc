@@ -166,6 +166,22 @@ double away_from_mean(int ranks, const DataParallelOptions& options) {
   return worst;
 }
 
+// Without error feedback what the factors leave behind is lost: the same gradient has the same result again, but for
+// the better factors.
+TEST(PowerSgd, WithoutErrorFeedbackNothingIsLeftBehind) {
+  for (const bool feedback : {true, false}) {
+    DataParallelOptions options = power(1);
+    options.scheme.error_feedback = feedback;
+    Job job(2, model(), options);
+    job.fill_whole(1);
+    ASSERT_EQ(job.step(), "");
+    double kept = 0;
+    for (const double mass : job.mass(false)) kept += std::abs(mass);
+    EXPECT_EQ(kept > 1, feedback);
+    EXPECT_EQ(kept == 0, !feedback);
+  }
+}
+
 TEST(PowerSgd, FullRankIsTheMean) {
   DataParallelOptions options = power(1000);
   options.scheme.min_compression = 0;

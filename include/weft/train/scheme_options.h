@@ -43,7 +43,9 @@ struct SchemeOptions {
   // Of low rank:
   int columns = 4;             // of the factors, at least 1
   double min_compression = 2;  // matrices that it shrinks by less are sent as they are
-  std::uint64_t seed = 0;      // of the first factors
+  bool error_feedback =
+      true;                // what the factors leave behind joins the next step's gradient; false: it is lost
+  std::uint64_t seed = 0;  // of the first factors
   // Of low rank and of what is sent whole: the algorithm and so the order of additions, weft/collective.h.
   std::string all_reduce = "auto";
   // Of all:
@@ -67,6 +69,9 @@ struct DataParallelOptions {
   // sqrt(size) before it joins the residual; 0: not at all. Gradients then leave when the last one is here.
   double clip_local = 0;
   bool find_unused = false;  // ask all ranks which parameters got a gradient: one short operation more
+  // Above 0: in two sums, over each run of so many consecutive ranks of the group, then over the ranks that have the
+  // same place in theirs. Of the lossless scheme alone; divides the size.
+  int rows_of = 0;
   // With find_unused: a parameter that no rank had a gradient for stays out of the step, with its residual
   // and its velocity as they were. For callers that throw its result away.
   bool unused_stay_out = false;
@@ -87,6 +92,7 @@ struct DataParallelOptions {
   // As on a stream: buckets are submitted in one order, the last of the next forward first, and an operation
   // begins when the one before it has ended.
   bool one_at_a_time = false;
+  std::string why;  // that it is summed so, for its rows; empty: it was asked for
 };
 
 }  // namespace weft

@@ -2,8 +2,10 @@
 // ordered: src/patterns/pipeline.h; what is done with what travels: src/pipeline/.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weft {
@@ -21,6 +23,8 @@ struct BackwardOptions {
 };
 
 inline constexpr int kAllStages = -1;
+inline constexpr std::array<std::string_view, 5> kTiedSums{"auto", "fused", "two-step", "hierarchical",
+                                                           "scheme"};
 
 struct StageOptions {
   // affects results
@@ -38,6 +42,13 @@ struct StageOptions {
   // So do sums that stay dense beside a scheme that compresses (what stages share, what tensor-parallel ranks have
   // copies of, gradients of stages that are not compressed); else such sums are exact, but for a scheme that rounds.
   bool bf16_sums = false;
+  // How a parameter that several stages have is summed, one of kTiedSums:
+  //   auto          by predicted cost: fused or two-step
+  //   fused         in one sum over all ranks that have a copy
+  //   two-step      over the data-parallel ranks of each stage, then over the stages
+  //   hierarchical  fused, inside nodes first: where nodes are known
+  //   scheme        fused, by the scheme of the run, for comparison; all others are dense
+  std::string tied_sum = "auto";
 
   bool is_whole() const { return stages == 1; }
 };
