@@ -43,8 +43,8 @@ struct SchemeOptions {
   // Of low rank:
   int columns = 4;             // of the factors, at least 1
   double min_compression = 2;  // matrices that it shrinks by less are sent as they are
-  bool error_feedback =
-      true;                // what the factors leave behind joins the next step's gradient; false: it is lost
+  // What the factors leave behind joins the next step's gradient; false: it is lost.
+  bool error_feedback = true;
   std::uint64_t seed = 0;  // of the first factors
   // Of low rank and of what is sent whole: the algorithm and so the order of additions, weft/collective.h.
   std::string all_reduce = "auto";
