@@ -1,6 +1,4 @@
 // How many stages have their gradients compressed: against every number of them, and against the closed form.
-#include "planner/stages.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 
 #include "base/statistics.h"
 #include "compressors/low_rank.h"
+#include "planner/stages.h"
 #include "workload/job_steps.h"
 
 namespace weft {
