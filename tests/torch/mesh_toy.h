@@ -98,7 +98,7 @@ struct Result {
 };
 
 // What makes a control.
-enum class Wrong : std::uint8_t { nothing, loss_of_each, twice_tied, half_a_norm };
+enum class Wrong : std::uint8_t { nothing, loss_of_each, twice_tied, no_tied, half_a_norm };
 
 inline Result alone(const Staged& t, Wrong wrong = Wrong::nothing) {
   at::set_num_threads(1);
@@ -112,8 +112,10 @@ inline Result alone(const Staged& t, Wrong wrong = Wrong::nothing) {
                                                        : static_cast<double>(counted(batch));
     const torch::Tensor loss = model->loss(batch, {.seed = kSeed, .step = step}) / tokens;
     loss.backward();
-    if (wrong == Wrong::twice_tied)
-      torch::Tensor(model->parameters().front().tensor).mutable_grad().mul_(0.5);
+    if (wrong == Wrong::twice_tied || wrong == Wrong::no_tied)
+      torch::Tensor(model->parameters().front().tensor)
+          .mutable_grad()
+          .mul_(wrong == Wrong::no_tied ? 0 : 0.5);
     for (const Parameter& p : model->parameters()) {
       if (wrong == Wrong::half_a_norm && p.name == "layer.1.mlp.norm.weight")
         torch::Tensor(p.tensor).mutable_grad().mul_(0.5);

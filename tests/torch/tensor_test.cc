@@ -145,6 +145,36 @@ TEST(TensorRanks, WhatCouldBeWrongIsSeen) {
   EXPECT_GT(distance(right, alone(t, Wrong::half_a_norm)), 1e-6);  // one rank's share of its gradient
 }
 
+// Of the tied table each tensor-parallel rank has other words: it is summed with those who have the same.
+TEST(TensorRanks, TiedTablesAreSummedShardByShard) {
+  for (const char* way : {"fused", "two-step"}) {
+    for (const int tp : {1, 2}) {
+      Staged t = with({.stage = {.stages = 2, .tied_sum = way}, .dp = 2, .tp = tp});
+      const Result run = together(t);
+      EXPECT_LT(distance(run, alone(t)), kSame) << way << ", tp " << tp;
+      EXPECT_GT(distance(run, alone(t, Wrong::twice_tied)), 1e-6);  // divided by the copies
+      EXPECT_GT(distance(run, alone(t, Wrong::no_tied)), 1e-6);     // lost on the way
+    }
+    // Beside stages whose other gradients are factors the copies stay the same (together() compares them), and are
+    // the first step's of a run without.
+    Staged factors =
+        with({.stage = {.stages = 2, .tied_sum = way}, .dp = 2, .steps = 1, .type = torch::kFloat32});
+    Staged dense = factors;
+    factors.scheme = "powersgd";
+    const char* const tied = "embedding.token.weight";
+    EXPECT_TRUE(torch::equal(together(factors).parameters.at(tied), together(dense).parameters.at(tied)));
+  }
+}
+
+TEST(TensorRanks, StagesThatAreNotCompressedHaveTheBitsOfDense) {
+  Staged some = with({.stage = {.stages = 2, .compressed = 1}, .dp = 2, .steps = 1, .type = torch::kFloat32});
+  Staged dense = some;
+  some.scheme = "powersgd";
+  const Named mine = together(some).parameters, all = together(dense).parameters;
+  EXPECT_TRUE(torch::equal(mine.at("layer.3.mlp.up.weight"), all.at("layer.3.mlp.up.weight")));
+  EXPECT_FALSE(torch::equal(mine.at("layer.0.mlp.up.weight"), all.at("layer.0.mlp.up.weight")));  // control
+}
+
 TEST(TensorRanks, SumsStandBehindProducts) {
   ModelOptions o = model_options("gpt", "tiny");
   o.tensor = {.ranks = 2};
