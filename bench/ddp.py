@@ -67,15 +67,15 @@ class World:
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.count = heads
         self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.heads = nn.Linear(width, 3 * width)  # rows head by head: query, key, value
         self.projection = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         sequences, length, width = x.shape
-        qkv = self.qkv(self.norm(x)).view(sequences, length, 3, self.heads, width // self.heads)
-        q, k, v = (qkv.select(2, i).transpose(1, 2) for i in range(3))
+        qkv = self.heads(self.norm(x)).view(sequences, length, self.count, 3, width // self.count)
+        q, k, v = (qkv.select(3, i).transpose(1, 2) for i in range(3))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.projection(out.transpose(1, 2).reshape(x.shape))
 
