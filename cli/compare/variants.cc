@@ -96,7 +96,7 @@ std::string expanded(const std::string& variant, const TrainFlags& flags) {
   const int given = flags.options.backward.columns;
   const std::string back = "+backward-rank=" + std::to_string(given > 0 ? given : kShortRank);
   const std::pair<std::string_view, std::string> table[] = {
-      {"dp-powersgd", "powersgd+tied-sum=two-step+backward-rank=0"},
+      {"dp-powersgd", "powersgd+tied-sum=two-step+backward-rank=0+backward-messages=epilogue"},
       {"naive",
        "powersgd+error-feedback=off+tied-sum=scheme" + back + "+backward-messages=all+backward-forgets=true"},
       {"cb", "dense+tied-sum=two-step" + back},

@@ -22,8 +22,8 @@ inline constexpr int kShortRank = 8;
 // The long form of a short name; any other is its own.
 std::string expanded(const std::string& variant, const TrainFlags& flags);
 
-// A scheme's name, or a short one, then options: flags of gradients, tables and optimizer without their dashes. What a variant does
-// not name is as `flags` has it, before anything in them was resolved. Throws UsageError: an unknown name
+// A short name, or a scheme's and then options: flags of gradients, tables and optimizer without their dashes. What a
+// variant does not name is as `flags` has it, before anything in them was resolved. Throws UsageError: an unknown name
 // (with the nearest), an option that the scheme does not take, the same variant twice, a value that cannot be
 // meant.
 std::vector<Variant> variants_of(const std::string& text, const TrainFlags& flags,

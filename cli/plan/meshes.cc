@@ -32,6 +32,7 @@ TrainOptions options_on(TrainFlags flags, const Mesh& mesh, bool accumulates) {
   if (take_auto(flags.options.scheme)) flags.options.scheme.name = lossless_scheme().name;
   take_auto(flags.options.tables);
   take_auto(flags.options.sizes.experts);
+  take_auto(flags.options.backward);
   resolve_mesh(flags, mesh.ranks());
   if (!accumulates) flags.options.accumulate = micro_batches_of(flags.options, mesh);
   check_train(flags.options, mesh.ranks());
@@ -59,6 +60,8 @@ void without_stages(TrainFlags& flags) {
   flags.stage_chunks = plain.stage_chunks;
   flags.compressed_stages = plain.compressed_stages;
   flags.tied_sum = plain.tied_sum;
+  flags.stage_wire = plain.stage_wire;
+  flags.stage_sums = plain.stage_sums;
   flags.backward_forgets = plain.backward_forgets;
   flags.options.backward = plain.options.backward;
 }

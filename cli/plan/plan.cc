@@ -308,7 +308,10 @@ int plan(const std::vector<std::string>& arguments) {
              auto_slices = take_auto(command.options.sizes.experts),
              auto_messages = take_auto(command.options.backward);
   check_undecided(command.options, auto_tables, ranks);
-  const Outline outline = outline_of(command, named_model, ranks);
+  Outline outline = outline_of(command, named_model, ranks);
+  if (meshes && !command.outline.empty())  // the step that the meshes were tried with
+    outline =
+        with_more_tokens(outline, static_cast<double>(ranks) / mesh_of(command.options.sizes, ranks).dp);
   std::optional<TablesChoice> tables;
   if (auto_tables) {
     tables = choose_tables_for(command.options, ranks, outline);

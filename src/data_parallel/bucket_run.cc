@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "collectives/dense/finish.h"
+#include "collectives/registry.h"
 #include "data_parallel/quotas.h"
 #include "kernels/optimize.h"
 #include "kernels/select.h"
@@ -193,6 +194,19 @@ class Average final : public Finish {
 
 }  // namespace
 
+namespace {
+
+// Of a sum in two steps: its groups lie differently in the nodes, and all ranks must predict the same.
+std::string_view flat_order(const Comm& group, const Dense& sum, std::string_view order) {
+  const Shape call{.size = group.size(),
+                   .count = sum.count,
+                   .element_bytes = size_of(sum.dtype),
+                   .micro_op_bytes = group.micro_op_bytes()};
+  return pick(Family::all_reduce, order, call, group.cost()).name;
+}
+
+}  // namespace
+
 template <class T>
 Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
   auto begin = [run, &comm] {
@@ -204,12 +218,14 @@ Task<void> BucketRun::reduce_in_place(Comm comm, BucketRun* run) {
   const std::uint64_t before = comm.bytes_sent();
   const Dense sum(run->memory<T>().all(run->bucket->count));
   Average<T> average(run->divisor, comm.kernels());
-  const AllReduceOptions options{.algorithm = run->order};
+  AllReduceOptions options{.algorithm = run->order};
   Comm last = comm;
   if (run->row.valid()) {
     const Comm row = run->row.bound(comm.operation());
+    options.algorithm = flat_order(row, sum, run->order);
     co_await all_reduce(row, sum, options);
     last = run->column.bound(comm.operation());
+    options.algorithm = flat_order(last, sum, run->order);
   }
   co_await all_reduce_and_finish(last, sum, &average, options);
   run->result.contents().entry_bytes_sent = comm.bytes_sent() - before;

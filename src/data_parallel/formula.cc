@@ -18,7 +18,7 @@ SchemeCost with_quota(const DataParallel& parallel, int bucket, std::int64_t quo
   SchemeCost sum;
   for (const Comm& step : parallel.steps()) {
     shape.size = step.size();
-    shape.node_size = step.node_size();
+    shape.node_size = 1;  // as BucketRun takes them: flat, whatever ranks are in it
     const SchemeCost cost = cost_of(lossless_scheme(), parallel.scheme_options(), shape);
     sum = {sum.bytes + cost.bytes, sum.seconds + cost.seconds};
   }

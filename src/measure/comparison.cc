@@ -135,12 +135,12 @@ void Comparison::choose_tables_at(const NamedLink& link) {
   }
 }
 
-// The same of messages between stages.
+// The same of messages between stages, behind all else that is chosen.
 void Comparison::choose_messages_at(const NamedLink& link) {
   const NamedLink& by = link.link ? link : options_.links.front();
   for (const Variant& variant : options_.variants) {
     if (!variant.chooses_messages) continue;
-    TrainOptions options = variant.options;
+    TrainOptions options = options_of(variant.name, link);
     if (by.planned) options.planned_link = *by.planned;
     const SimulatedCosts costs = measured_costs(options, options_.ranks, outline_);
     const MessagesChoice choice = choose_messages(outline_, emulation_of(options, options_.ranks, outline_),
@@ -156,7 +156,8 @@ void Comparison::choose_stages_at(const NamedLink& link) {
   const NamedLink& by = link.link ? link : options_.links.front();
   for (const Variant& variant : options_.variants) {
     if (!variant.chooses_stages) continue;
-    const TrainOptions options = options_of(variant.name, link);
+    TrainOptions options = options_of(variant.name, link);
+    if (by.planned) options.planned_link = *by.planned;
     stages_[{variant.name, link.name}] = choose_compressed_stages(
         outline_, emulation_of(options, options_.ranks, outline_),
         simulation_of(options_.ranks, by.link, measured_costs(options, options_.ranks, outline_)));

@@ -109,7 +109,7 @@ void StageCodec::set_scale(double scale) {
 
 bool StageCodec::fit(std::int64_t tokens) {
   const std::vector<float>& error = committed_.error;
-  if (static_cast<std::int64_t>(error.size()) == tokens * width_) return false;
+  if (tokens == 0 || static_cast<std::int64_t>(error.size()) == tokens * width_) return false;
   const bool any = std::ranges::any_of(error, [](float value) { return value != 0; });
   working_.error.clear();
   committed_.error.clear();

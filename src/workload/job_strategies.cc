@@ -80,6 +80,15 @@ void check_names(const ModelShape& shape, const TablesOptions& options) {
   }
 }
 
+// Of one stage of several: names may be another's.
+void check_stay_dense(const ModelShape& shape, const std::vector<std::string>& names) {
+  if (!shape.chunks.empty()) return;
+  for (const std::string& name : names) {
+    if (std::ranges::find(shape.parameters, name, &ParameterShape::name) == shape.parameters.end())
+      throw UsageError("buckets: '" + name + "' is to stay dense, and there is no such parameter");
+  }
+}
+
 // Ranks among which a table of this way is cut.
 int holders_of(const TableWay& way, const TablesOptions& options, int ranks) {
   if (way.kind != TableWay::Kind::hybrid) return 1;
@@ -163,6 +172,7 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   check_names(shape, options.tables);
   const Parted parts = parted(shape, options.tables);
   if (parts.scheme.empty() && parts.tied.empty()) throw UsageError("the model has nothing but tables");
+  check_stay_dense(shape, options.parallel.scheme.buckets.stay_dense);
   DataParallelOptions parallel = options.parallel;
   parallel.dtype = options.dtype;
   parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;
@@ -248,12 +258,12 @@ const Scheme& JobStrategies::dense_sums() const {
   return options_.step.stage.bf16_sums ? rounding_scheme() : lossless_scheme();
 }
 
-// Dense whatever the scheme.
+// Dense whatever the scheme, and not rounded: what rounding left behind would be there once a copy.
 void JobStrategies::add_copies(const std::vector<int>& parameters) {
   DataParallelOptions options = options_.parallel;
   options.name = "copies";
   options.dtype = options_.dtype;
-  options.scheme.name = dense_sums().name;
+  options.scheme.name = lossless_scheme().name;
   options.copies = {mesh_.tp, mesh_.coordinates(all_->world().rank()).tp, stage_.group_id()};
   copies_ = &add_parallel(all_->engine(), data_, parameters, options);
 }
@@ -262,6 +272,11 @@ DataParallel& JobStrategies::add_parallel(Engine& engine, const Comm& group,
                                           const std::vector<int>& parameters, DataParallelOptions options) {
   options.divisor = mesh_.dp;
   options.first_slot = all_->next_slot(group);
+  std::erase_if(options.scheme.buckets.stay_dense, [&](const std::string& name) {
+    return std::ranges::none_of(parameters, [&](int p) {
+      return all_->shape().parameters[static_cast<std::size_t>(p)].name == name;
+    });
+  });
   DataParallel& out = all_->add(std::make_unique<DataParallel>(
       engine, group, infos_of(all_->shape(), parameters), options, &all_->state()));
   for (std::size_t i = 0; i < parameters.size(); ++i)
@@ -271,16 +286,16 @@ DataParallel& JobStrategies::add_parallel(Engine& engine, const Comm& group,
 
 namespace {
 
-// Of sums of so many values over these groups, one behind the other, each by its fastest algorithm.
-double sum_seconds(std::span<const Comm> groups, std::int64_t count, DType dtype) {
+// Of sums of so many values over groups of these sizes, one behind the other, each by its fastest algorithm. Whatever
+// ranks are in them, so that all who share a table come to the same.
+double sum_seconds(const Comm& comm, std::span<const int> sizes, std::int64_t count, DType dtype) {
   double seconds = 0;
-  for (const Comm& group : groups) {
-    const Shape call{.size = group.size(),
+  for (const int size : sizes) {
+    const Shape call{.size = size,
                      .count = count,
                      .element_bytes = size_of(dtype),
-                     .node_size = group.node_size(),
-                     .micro_op_bytes = group.micro_op_bytes()};
-    seconds += choose(Family::all_reduce, call, group.cost()).seconds(call, group.cost());
+                     .micro_op_bytes = comm.micro_op_bytes()};
+    seconds += choose(Family::all_reduce, call, comm.cost()).seconds(call, comm.cost());
   }
   return seconds;
 }
@@ -292,7 +307,6 @@ std::string microseconds(double seconds) { return std::to_string(std::llround(se
 // In one sum or two, as asked for or by what they take.
 void JobStrategies::choose_tied_sum(const Comm& group, std::span<const int> stages, std::int64_t count,
                                     DataParallelOptions& options) const {
-  constexpr std::uint32_t kLabel = 0x7470'6169u;  // "tpai"
   const std::string& asked = options_.step.stage.tied_sum;
   if (asked == "scheme") return;
   const Scheme& dense = dense_sums();
@@ -315,9 +329,15 @@ void JobStrategies::choose_tied_sum(const Comm& group, std::span<const int> stag
     options.why = "auto: fused, because sums of two steps are not rounded";
     return;
   }
-  const std::array two{data_, ranks_along({}, stages, kLabel)};
-  const double fused = sum_seconds({&group, 1}, count, options_.dtype),
-               apart = sum_seconds(two, count, options_.dtype);
+  if (group.node_size() > 1) {
+    options.why =
+        "auto: fused, because copies share nodes: the second of two steps would leave each for every copy";
+    return;
+  }
+  const std::array one{group.size()};
+  const std::array two{data_.size(), static_cast<int>(stages.size())};
+  const double fused = sum_seconds(group, one, count, options_.dtype),
+               apart = sum_seconds(group, two, count, options_.dtype);
   const bool in_one = fused <= apart;
   if (!in_one) options.rows_of = data_.size();
   options.why = "auto: fused over " + std::to_string(group.size()) + " copies " + microseconds(fused) +
@@ -571,6 +591,7 @@ void JobStrategies::set_lr(double lr) {
 void JobStrategies::set_density(double density) {
   parallel_->set_density(density);
   if (expert_parallel_ != nullptr) expert_parallel_->set_density(density);
+  if (tied_ != nullptr) tied_->set_density(density);
   options_.parallel.scheme.density = density;
 }
 

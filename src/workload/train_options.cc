@@ -145,7 +145,8 @@ void check_with_stages(const TrainOptions& o, int ranks) {
     if (chosen->micro_batches() != o.accumulate)
       throw UsageError("backward-messages '" + o.backward.messages + "' are of " +
                        std::to_string(chosen->micro_batches()) + " micro-batches, and a step has " +
-                       std::to_string(o.accumulate) + ": choose them again (critical)");
+                       std::to_string(o.accumulate) +
+                       ": a run that begins anew chooses them again (critical)");
     if (chosen->first_chunk() < 1 || chosen->last_chunk() >= stage.stages * stage.chunks)
       throw UsageError("backward-messages '" + o.backward.messages +
                        "': chunks that send gradients back are 1 to " +
@@ -256,7 +257,9 @@ double density_at(const TrainOptions& o, std::int64_t step) {
 std::uint64_t hash_of(const TrainOptions& o) {
   std::uint64_t hash = 0;
   const auto add = [&hash](std::uint64_t part) { hash = mix(hash ^ part); };
-  for (const std::string* text : {&o.model, &o.lr_schedule, &o.data.kind, &o.data.vocabulary}) {
+  const StageOptions& stage = o.sizes.stage;
+  for (const std::string* text :
+       {&o.model, &o.lr_schedule, &o.data.kind, &o.data.vocabulary, &o.scheme.name, &stage.tied_sum}) {
     add(text->size());
     for (const char c : *text) add(static_cast<unsigned char>(c));
   }
@@ -265,7 +268,8 @@ std::uint64_t hash_of(const TrainOptions& o) {
     add(static_cast<std::uint64_t>(value));
   const ExpertOptions& e = o.sizes.experts;
   if (o.sizes.untied) add(1);
-  if (!o.sizes.stage.is_whole()) add(static_cast<std::uint64_t>(o.sizes.stage.stages));
+  for (const int value : {stage.stages, stage.compressed, stage.bf16 ? 1 : 0, stage.bf16_sums ? 1 : 0})
+    add(static_cast<std::uint64_t>(value));
   if (!o.sizes.tensor.is_whole()) add(static_cast<std::uint64_t>(o.sizes.tensor.ranks));
   for (const int value : {e.count, e.choices, e.every, e.shared, e.slices, e.ranks})
     add(static_cast<std::uint64_t>(value));

@@ -239,7 +239,7 @@ class RunTest(CompareTest):
         short = self.rows(*job, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--link", "2mbit,50us", "--steps", "3",
                           "--backward-rank", "2", "--powersgd-rank", "2", "--variants", "dense+backward-rank=0,dp-powersgd,naive,cb,cb+fe,cb+fe+sc", "--out", "short")
         self.assertEqual([row["variant"] for row in short], [
-            "dense+backward-rank=0", "powersgd+tied-sum=two-step+backward-rank=0",
+            "dense+backward-rank=0", "powersgd+tied-sum=two-step+backward-rank=0+backward-messages=epilogue",
             "powersgd+error-feedback=off+tied-sum=scheme+backward-rank=2+backward-messages=all+backward-forgets=true",
             "dense+tied-sum=two-step+backward-rank=2", "dense+tied-sum=fused+backward-rank=2",
             "powersgd+tied-sum=fused+backward-rank=2+compressed-stages=auto"])

@@ -70,7 +70,9 @@ TEST(TensorShape, SharesAreTheWhole) {
         next += share.dims[static_cast<std::size_t>(share.cut)];
       }
       const ParameterShape& all = whole.parameters[p];
-      if (all.cut >= 0) EXPECT_EQ(next, all.dims[static_cast<std::size_t>(all.cut)]) << all.name;
+      if (all.cut >= 0) {
+        EXPECT_EQ(next, all.dims[static_cast<std::size_t>(all.cut)]) << all.name;
+      }
     }
   }
   // A FLOP is one rank's: the ranks together have those of the whole model.

@@ -258,13 +258,17 @@ TEST(Stages, StateOfAnotherLayoutIsDroppedInOneLine) {
         const std::int64_t tokens = c.to.sequences * kLength / c.to.dp / c.to.micro_batches / c.to.tp;
         EXPECT_EQ(static_cast<std::int64_t>(state.error.size()), tokens * 12) << c.dropped;
         const double twice = loaded.at(chunk).scale / state.scale;
-        if (c.to.sequences == 2 * t.sequences) EXPECT_NEAR(twice, 2, 0.2);
+        if (c.to.sequences == 2 * t.sequences) {
+          EXPECT_NEAR(twice, 2, 0.2);
+        }
       }
     });
     const std::string said = ::testing::internal::GetCapturedStderr();
     const std::size_t first = said.find(begins + c.dropped);
     EXPECT_EQ(first != std::string::npos, c.said_later) << said;
-    if (c.said_later) EXPECT_EQ(said.find(begins, first + 1), std::string::npos) << said;
+    if (c.said_later) {
+      EXPECT_EQ(said.find(begins, first + 1), std::string::npos) << said;
+    }
   }
 }
 

@@ -168,7 +168,9 @@ TEST(StageCodec, RoundedFactorsTelescopeToo) {
         Values coded(static_cast<std::size_t>(coded_count(codec.options(), kTokens, kWidth))),
             got(sent.size());
         codec.encode(sent, coded);
-        if (rounds) EXPECT_EQ(carried(coded), coded);
+        if (rounds) {
+          EXPECT_EQ(carried(coded), coded);
+        }
         StageCodec::decode(codec.options(), kWidth, carried(coded), got);
         for (std::size_t k = 0; k < balance.size(); ++k) balance[k] += static_cast<double>(got[k]) - sent[k];
       }

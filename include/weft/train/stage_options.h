@@ -39,8 +39,8 @@ struct StageOptions {
   int compressed = kAllStages;
   // What passes between stages travels as bfloat16, rounded to nearest even; else as it is computed.
   bool bf16 = false;
-  // So do sums that stay dense beside a scheme that compresses (what stages share, what tensor-parallel ranks have
-  // copies of, gradients of stages that are not compressed); else such sums are exact, but for a scheme that rounds.
+  // So do sums that stay dense beside a scheme that compresses (what stages share, gradients of stages that are
+  // not compressed); else such sums are exact, but for a scheme that rounds.
   bool bf16_sums = false;
   // How a parameter that several stages have is summed, one of kTiedSums:
   //   auto          by predicted cost: fused or two-step
