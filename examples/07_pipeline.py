@@ -69,9 +69,9 @@ for step in range(60):
     loss = pipe.step(x, y)  # forward and backward of all micro-batches; p.grad holds the means
     weft.clip_grad_norm_(pipe.parameters(), 1.0)  # of all stages
     optimizer.step()
-    if weft.rank() == 0 and (step % 20 == 0 or step == 59):
+    if weft.rank() == weft.size() - 1 and (step % 20 == 0 or step == 59):
         sent = pipe.compression.sent_bytes
-        print(f"step {step:2}: loss {loss:.3f}, {sent['gradients']} bytes of gradients and {sent['stages']} to other stages, sent by rank 0")
+        print(f"step {step:2}: loss {loss:.3f}, {sent['gradients']} bytes of gradients and {sent['stages']} to other stages (last rank)")
 
 held_out = pipe.evaluate(*batch(1000, pipe.data_rank))
 state = weft.pipeline.gather_state_dict(pipe)  # all modules, by name, on any number of stages

@@ -24,6 +24,15 @@ def holders_of(parameter: Optional[torch.Tensor]) -> int:
     return getattr(parameter, "_weft_holders", 0)
 
 
+def set_of_stage(parameter: torch.Tensor) -> None:
+    """Other ranks have other stages, and an optimizer's state of theirs."""
+    parameter._weft_of_stage = True  # type: ignore[attr-defined]
+
+
+def is_of_stage(parameter: Optional[torch.Tensor]) -> bool:
+    return getattr(parameter, "_weft_of_stage", False)
+
+
 def is_held(parameter: Optional[torch.Tensor]) -> bool:
     return holders_of(parameter) > 0
 

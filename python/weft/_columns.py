@@ -6,6 +6,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Tuple
 
 import torch
 
+from ._apart import is_of_stage
 from ._collectives import all_gather, all_to_all, broadcast
 from ._weft import Error, TimeoutError, TransportError, UsageError
 from ._world import rank, size
@@ -124,8 +125,11 @@ def drawn(columns: int, dtype: torch.dtype, zero_row: Optional[int]) -> Rows:
 
 def save(model: Any, path: Any) -> None:
     """Writes model.state_dict() to `path`, as torch.save does; all ranks call it, rank 0 writes. For anything that has a
-    state_dict(), and for a dict of such: weft.save({"model": model, "optimizer": optimizer}, path).
+    state_dict(), and for a dict of such: weft.save({"model": model, "optimizer": optimizer}, path). Of a pipeline all stages
+    are written; what has one stage's state only, its optimizer, is refused.
     """
+    for value in model.values() if isinstance(model, dict) else [model]:
+        _refuse_one_stage(value)
     with only_rank_0():
         state = {key: _whole_state(value) for key, value in model.items()} if isinstance(model, dict) else _whole_state(model)
     failure: Optional[Exception] = None
@@ -146,6 +150,19 @@ def _whole_state(value: Any) -> Any:
     if hasattr(value, "whole_state_dict"):
         return value.whole_state_dict()
     return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def _refuse_one_stage(value: Any) -> None:
+    if any(is_of_stage(p) for group in getattr(value, "param_groups", ()) for p in group["params"]):
+        raise UsageError(
+            f"{type(value).__name__} has the state of one stage, and only rank 0's would be written: save an optimizer of a pipeline in one "
+            "file a rank"
+        )
+    if not isinstance(value, torch.nn.Module) or hasattr(value, "whole_state_dict"):
+        return
+    pipes = [each for each in value.modules() if hasattr(each, "whole_state_dict")]
+    if any(is_of_stage(p) for pipe in pipes for p in pipe.parameters()):
+        raise UsageError(f"{type(value).__name__} has a pipeline inside, and only rank 0's stage would be written: save one file a rank")
 
 
 def _said_by_rank_0(text: str) -> str:

@@ -25,9 +25,11 @@ class Passed:
     dtype: torch.dtype
 
     @staticmethod
-    def of(given: torch.Tensor) -> "Passed":
+    def of(given: torch.Tensor, wire: torch.dtype) -> "Passed":
         if given.dim() < 2 or given.dim() - 1 > _MOST_SIZES or given.dtype not in _DTYPES:
             raise UsageError(f"what passes between stages is [samples, ..., width] of floats, not {text_of(given)}")
+        if given.dtype == torch.float64 and wire != torch.float64:
+            raise UsageError("what passes between stages is float64, and no parameter that is trained is: it would be rounded to float32")
         return Passed(tuple(given.shape[1:]), given.dtype)
 
     def told(self) -> List[int]:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import torch
 
 from . import _weft
-from ._apart import set_holders
+from ._apart import set_holders, set_of_stage
 from ._collectives import Work, all_reduce, broadcast
 from ._columns import collective_state, only_rank_0, wants_whole
 from ._compression import NOT_FINITE, State, plain_states, stable_name, state_of
@@ -114,6 +114,8 @@ class Pipeline(torch.nn.Module):
         self._parameters_here = [everything[i] for i, _ in self._core.parameters]
         for p, (_, holders) in zip(self._parameters_here, self._core.parameters):
             set_holders(p, holders)
+            if stages > 1:
+                set_of_stage(p)
         self._walk = Walk(self._core, mine, loss, self._wire)
         self._passed: Dict[Tuple[Any, ...], Passed] = {}  # by what inputs are
         self._hosts: List[Optional[torch.Tensor]] = []  # of each parameter: its gradient's image in this step
@@ -198,7 +200,7 @@ class Pipeline(torch.nn.Module):
         with self._evaluating():
             for number in range(first, first + count):
                 x = self._walk.modules[number](x)
-        return Passed.of(x)
+        return Passed.of(x, self._wire)
 
     def _install(self, width: Optional[int]) -> None:
         if self._core.is_installed:
@@ -249,6 +251,8 @@ class Pipeline(torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Of this rank's modules, or of all: each rank takes its own."""
+        if assign:
+            raise UsageError("assign=True would replace parameters that the pipeline trains: load_state_dict() copies into them")
         elsewhere = {str(number) for number in range(len(self._owners))} - set(self._modules)
         mine = {name: value for name, value in state_dict.items() if name.split(".", 1)[0] not in elsewhere}
         return super().load_state_dict(mine, strict, assign)
@@ -307,7 +311,10 @@ class StageCompression:
     def state_dict(self) -> State:
         """What this rank keeps between steps, as weft.Compression.state_dict(): residuals, and errors of messages between stages."""
         if not self._core.is_installed:
-            return state_of({"rank": rank(), "size": size(), "rows": []})
+            given = self._given or [{"rank": rank(), "size": size(), "rows": []}]
+            if len(given) > 1 or (given[0].get("rank"), given[0].get("size")) != (rank(), size()):
+                raise UsageError("states of other ranks were loaded, and become this rank's in the first step: save behind it")
+            return state_of(given[0])
         return state_of(self._core.save())
 
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
@@ -338,32 +345,34 @@ def _ends_the_job() -> Iterator[None]:
 
 def _tie(modules: List[torch.nn.Module], tied: Tied) -> None:
     for first, second in tied:
-        kept, _, _ = _parameter(modules, first)
-        replaced, owner, attribute = _parameter(modules, second)
+        kept, replaced = _parameter(modules, first), _parameter(modules, second)
         if kept.shape != replaced.shape:
             raise UsageError(f"'{first}' is {tuple(kept.shape)} and '{second}' {tuple(replaced.shape)}: parameters of one shape are tied")
-        setattr(owner, attribute, kept)
+        for owner in torch.nn.ModuleList(modules).modules():
+            for attribute in [name for name, p in owner._parameters.items() if p is replaced]:
+                setattr(owner, attribute, kept)
 
 
-def _parameter(modules: List[torch.nn.Module], name: str) -> Tuple[torch.nn.Parameter, torch.nn.Module, str]:
+def _parameter(modules: List[torch.nn.Module], name: str) -> torch.nn.Parameter:
     number, _, rest = name.partition(".")
     path, _, attribute = rest.rpartition(".")
     try:
-        owner = modules[int(number)].get_submodule(path)
-        found = owner._parameters[attribute]
+        found = modules[int(number)].get_submodule(path)._parameters[attribute]
         assert found is not None
     except (ValueError, IndexError, AttributeError, KeyError, AssertionError):
         raise UsageError(f"tied: there is no parameter '{name}' in the list of modules") from None
-    return found, owner, attribute
+    return found
 
 
 def _trained(modules: List[torch.nn.Module]) -> Dict[int, Tuple[str, torch.nn.Parameter]]:
     """By identity, in the order of their first use; names are those of the whole list."""
     out: Dict[int, Tuple[str, torch.nn.Parameter]] = {}
     for number, module in enumerate(modules):
-        for each in module.modules():
+        for path, each in module.named_modules(prefix=str(number)):
             if isinstance(each, (Embedding, MoE)):
                 raise UsageError(f"module {number} has a weft.nn.{type(each).__name__}, a layer over all ranks: a stage has none")
+            if type(each).get_extra_state is not torch.nn.Module.get_extra_state:
+                raise UsageError(f"module '{path}', a {type(each).__name__}, has an extra state: the state of a stage is tensors only")
         for name, p in module.named_parameters():
             if p.requires_grad:
                 out.setdefault(id(p), (stable_name(f"{number}.{name}"), p))

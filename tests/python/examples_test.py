@@ -62,8 +62,8 @@ def test_07_pipeline():
     output = run(*TORCHRUN[:-1], "4", os.path.join(EXAMPLES, "07_pipeline.py"))
     assert losses(output)[-1] < 0.6 * losses(output)[0], output
     figures = re.findall(r"(\d+) bytes of gradients and (\d+) to other stages", output)
-    # Of stage 0: 64 points of 8 tokens by 32 values a step.
-    assert figures and all(int(gradients) > 0 and int(stages) == 4 * 64 * 8 * 32 for gradients, stages in figures), output
+    # Of the last stage, back: fewer than the 64 points of 8 tokens by 32 values of a step, which backward_rank=0 sends.
+    assert figures and all(int(gradients) > 0 and 0 < int(stages) < 4 * 64 * 8 * 32 for gradients, stages in figures), output
     assert "the state has 6 modules" in output, output
 
 

@@ -7,6 +7,7 @@ import torch
 from stage_models import LENGTH, WORDS, Block, batch_of, loss_of, modules
 
 import weft
+from weft._stage_walk import Passed
 
 
 def said(kind, call):
@@ -19,6 +20,11 @@ def said(kind, call):
 
 def made(listed=None, stages=2, micro_batches=4, **options):
     return weft.pipeline.Pipeline(modules() if listed is None else listed, stages, loss_of, micro_batches, **options)
+
+
+class Extra(torch.nn.Identity):
+    def get_extra_state(self):
+        return {"seen": 1}
 
 
 def refusals():
@@ -50,6 +56,7 @@ def refusals():
         ({"tied": [("0.weight", "1.mix.weight")]}, "parameters of one shape"),
         ({"listed": [*modules(), torch.nn.Flatten(0, 1), torch.nn.Identity()], "layers": [8, 2]}, "stage 1 has no parameter"),
         ({"listed": [], "stages": 1}, "no module"),
+        ({"listed": [*modules()[:7], torch.nn.Sequential(Extra(), modules()[7])]}, "module '7.0', a Extra, has an extra state"),
     ):
         text = said(weft.UsageError, lambda options=options: made(**options))
         assert says in text and text.count("\n") == 0, (options, text)
@@ -72,6 +79,13 @@ def refusals():
     assert "as many inputs as targets" in said(weft.UsageError, lambda: pipe.step(ids, targets[1:]))
     assert "are a tensor" in said(weft.UsageError, lambda: pipe.step([1], targets))
     assert "no forward of its own" in said(weft.UsageError, lambda: pipe(ids))
+    assert "assign=True" in said(weft.UsageError, lambda: pipe.load_state_dict(pipe.state_dict(), assign=True))
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+    for given in (optimizer, {"model": pipe, "optimizer": optimizer}, {"model": torch.nn.Sequential(pipe)}):
+        assert "one file a rank" in said(weft.UsageError, lambda given=given: weft.save(given, "/nowhere/state.pt"))
+    passes = torch.zeros(1, 2, dtype=torch.float64)
+    assert "rounded to float32" in said(weft.UsageError, lambda: Passed.of(passes, torch.float32))
+    assert Passed.of(passes, torch.float64).dtype == torch.float64
     pipe.step(ids, targets)  # nothing was sent: the job goes on
     assert "no parameter that is trained" in said(weft.UsageError, lambda: weft.DataParallel(pipe))
 

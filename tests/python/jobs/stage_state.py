@@ -27,6 +27,14 @@ def whole_text(pipe):
     return {name: value.clone() for name, value in weft.pipeline.gather_state_dict(pipe).items()}
 
 
+def same_rows(a, b):
+    return pickle.dumps([plain_row(row) for row in a["rows"]]) == pickle.dumps([plain_row(row) for row in b["rows"]])
+
+
+def plain_row(row):
+    return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in row.items()}
+
+
 def compressed():
     """Factors between stages and sparse sums: they train, send less, and a job that stops and goes on has the bits of one that does not."""
     sizes = {}
@@ -47,7 +55,9 @@ def compressed():
             continue
         again = made(2, **options)
         assert again.compression.step == 0
-        again.compression.load_state_dict(pipe.compression.state_dict())  # before its first step
+        kept = pipe.compression.state_dict()
+        again.compression.load_state_dict(kept)  # before its first step
+        assert same_rows(again.compression.state_dict(), kept) and kept["rows"], options
         again.load_state_dict(pipe.state_dict())
         pipe.evaluate(*batch_of(pipe.data_rank, 3))  # nothing of it is kept
         states = [
@@ -98,6 +108,14 @@ def relaid():
         trained(each, torch.optim.SGD(each.parameters(), lr=0.3), range(3))
     states = of_all_ranks(pipe.compression.state_dict())
     other.compression.load_state_dict(states)
+    waits = made(2, **options)
+    waits.compression.load_state_dict(states)
+    try:
+        waits.compression.state_dict()
+    except weft.UsageError as error:
+        assert "states of other ranks" in str(error), error
+    else:
+        raise AssertionError("nothing was said")
     before, after = residuals(states), residuals(of_all_ranks(other.compression.state_dict()))
     assert before.keys() == after.keys() and "4.mix.weight" in before and "0.weight" not in before  # (what is tied is summed dense)
     assert all(float((before[name] - after[name]).abs().max()) < 1e-6 for name in before)

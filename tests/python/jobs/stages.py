@@ -117,13 +117,14 @@ def clipping():
 
 def evaluation():
     """The mean over all samples, also beside messages that left something behind, which it does not change."""
-    pipe = made(2, 4)
-    model = whole()
-    model.load_state_dict(weft.pipeline.gather_state_dict(pipe))
-    batches = [batch_of(d, 9) for d in range(size // 2)]
-    found = pipe.evaluate(*batches[pipe.data_rank])
-    assert abs(found.item() - loss_of_all(model, batches).item()) < 1e-12, found
-    assert pipe.training and all(p.grad is None for p in pipe.parameters())
+    for options in ({}, {"schedule": "interleaved", "chunks": 2}):
+        pipe = made(2, 4, **options)
+        model = whole()
+        model.load_state_dict(weft.pipeline.gather_state_dict(pipe))
+        batches = [batch_of(d, 9) for d in range(size // 2)]
+        found = pipe.evaluate(*batches[pipe.data_rank])
+        assert abs(found.item() - loss_of_all(model, batches).item()) < 1e-12, (options, found)
+        assert pipe.training and all(p.grad is None for p in pipe.parameters())
 
 
 def not_finite():
@@ -132,9 +133,12 @@ def not_finite():
     def broken(given, targets):
         return loss_of(given, targets) * (float("nan") if rank == size - 1 and step == 1 else 1.0)
 
-    for mode in ("error", "skip", "nan"):
-        pipe = made(2, 2, loss=broken, not_finite=mode)
+    narrow = {"backward_rank": 1, "scheme": "spardl", "density": 0.1, "dense_below": 0}
+    for mode, options in (("error", {}), ("skip", {}), ("nan", {}), ("skip", narrow)):
+        listed = modules(seed=rank, dtype=torch.float32 if options else torch.float64)
+        pipe = made(2, 2, modules=listed, loss=broken, not_finite=mode, **options)
         for step in range(3):
+            before = pipe.compression.state_dict()
             try:
                 pipe.step(*batch_of(pipe.data_rank, step))
             except weft.Error as error:
@@ -143,6 +147,8 @@ def not_finite():
                 gradients = [p.grad for p in pipe.parameters()]
                 assert all(bool(g.isnan().all()) for g in gradients) if mode == "nan" else gradients == [None] * len(gradients), mode
                 assert pipe.skipped_steps == 1 and pipe.skipped_text
+            kept = stage_state.same_rows(before, pipe.compression.state_dict())
+            assert kept if step == 1 else not (options and kept), (mode, options, step)
         assert all(bool(p.grad.isfinite().all()) for p in pipe.parameters()) and pipe.compression.step == 2
 
 
@@ -178,6 +184,10 @@ def shared():
         assert all(distance(p.grad, expected[id(p)]) < 1e-12 for p in pipe.parameters()), places
         norm = sum(float(g.square().sum()) for g in expected.values()) ** 0.5
         assert abs(float(weft.clip_grad_norm_(pipe, 1.0)) - norm) < 1e-12 * norm, places
+    listed = modules()
+    listed[3].also = listed[7].weight
+    weft.pipeline.Pipeline(listed, 2, loss_of, 4, tied=TIED)
+    assert listed[3].also is listed[0].weight and listed[7].weight is listed[0].weight, "all that share what was replaced"
 
 
 def kinds():
