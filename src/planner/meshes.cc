@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 #include "planner/text.h"
 #include "workload/step_parts.h"
@@ -142,7 +143,7 @@ MeshesChoice compare_meshes(const std::vector<MeshCase>& cases, const Simulation
   for (const MeshCase& mesh : cases) least.push_back(least_step_seconds(mesh));
   std::vector<std::size_t> order(cases.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return least[i]; });
+  std::ranges::sort(order, {}, [&](std::size_t i) { return std::pair(least[i], i); });
   // Step 2
   int done = 0;
   for (const std::size_t i : order) {
