@@ -98,8 +98,8 @@ double measured_seconds(std::string_view scheme) {
     for (std::int64_t step = 0; step < kSteps; ++step) {
       // As in training: between two steps a rank computes, and the cache forgets the bucket.
       for (float& v : activations) v += 1;
-      computed_beside
-          .arrive_and_wait();  // another rank's would take memory bandwidth from the first one's operation
+      // Another rank's would take memory bandwidth from the first one's operation.
+      computed_beside.arrive_and_wait();
       const Ticket ticket = bucket.submit(world.engine(), static_cast<std::uint32_t>(step));
       ticket.wait();
       bucket.commit();
