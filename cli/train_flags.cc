@@ -223,7 +223,7 @@ void add_computation_flags(Settings& s, Computation& c) {
 
 void add_node_flags(Settings& s, NetworkFlags& n) {
   s.add("nodes", n.nodes, "the ranks share so many nodes, and a node's ranks its port; 0: each is one");
-  s.add("scale-up", n.scale_up, "RATE inside a node");
+  s.add("scale-up", n.scale_up, "RATE inside a node, or 10x: ten times --link's");
 }
 
 void check_computation(const Computation& c, const TrainOptions& options) {
@@ -302,7 +302,7 @@ LinkCost planned_by(const std::string& link, const NetworkFlags& network, int ra
                .seconds_per_byte = 1 / plan.bytes_per_second,
                .fold_seconds_per_byte = 0};
   const double inside =
-      network.scale_up.empty() ? LinkOptions::kUnlimited : parse_link(network.scale_up).bytes_per_second;
+      network.scale_up.empty() ? LinkOptions::kUnlimited : parse_scale_up(network.scale_up, plan);
   set_nodes(out, ranks, static_cast<int>(network.nodes), 0, inside);
   return out;
 }
@@ -343,7 +343,7 @@ std::optional<EmulatedLink> resolve_network(const std::string& link, const Netwo
                       .latency_seconds = spec.latency_seconds,
                       .nodes = static_cast<int>(network.nodes),
                       .scale_up_bytes_per_second =
-                          network.scale_up.empty() ? 0 : parse_link(network.scale_up).bytes_per_second};
+                          network.scale_up.empty() ? 0 : parse_scale_up(network.scale_up, spec)};
 }
 
 bool take_auto(SchemeOptions& scheme) {

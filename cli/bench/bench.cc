@@ -136,7 +136,7 @@ void check_link(const Typed& typed, BenchOptions& options) {
   if (!typed.scale_up.empty()) {
     if (options.nodes == 0 || !options.link)
       throw UsageError("--scale-up is the network inside --nodes, beside --link");
-    options.scale_up_bytes_per_second = parse_link(typed.scale_up).bytes_per_second;
+    options.scale_up_bytes_per_second = parse_scale_up(typed.scale_up, *options.link);
   }
   if (!std::isfinite(typed.byte_scale) || typed.byte_scale < 1)
     throw UsageError("--byte-scale must be a number from 1 on");
@@ -328,7 +328,7 @@ void add_options(CLI::App& verb, Typed& typed) {
   verb.add_option("--ideal", typed.ideal,
                   "RATE of the real link (tcp, mpi), for ideal_seconds; shapes nothing");
   verb.add_option("--nodes", typed.nodes, "the ranks share this many nodes, and a node's ranks its port");
-  verb.add_option("--scale-up", typed.scale_up, "RATE inside a node");
+  verb.add_option("--scale-up", typed.scale_up, "RATE inside a node, or 10x: ten times --link's");
   verb.add_option("--byte-scale", typed.byte_scale, "sim: each real byte counts as S");
   verb.add_option("--bytes", typed.bytes,
                   "N or FROM..TO (doubling): a rank's vector (allreduce, reducescatter, broadcast), its "

@@ -84,4 +84,14 @@ LinkSpec parse_link(std::string_view text) {
   return spec;
 }
 
+double parse_scale_up(std::string_view text, const LinkSpec& link) {
+  if (!text.ends_with('x')) return parse_link(text).bytes_per_second;
+  std::string_view rest;
+  const double times = number_of(text, text, rest);
+  const double rate = times * link.bytes_per_second;
+  if (rest != "x" || !(rate > 0) || !std::isfinite(rate))
+    refuse(text, "so many times the link is a positive number and x, for example 10x");
+  return rate;
+}
+
 }  // namespace weft

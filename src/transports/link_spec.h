@@ -20,4 +20,7 @@ struct LinkSpec {
 // above, a rate of zero, and a number that is not finite.
 LinkSpec parse_link(std::string_view text);
 
+// Bytes a second inside a node: a rate, or "10x", so many times the rate of `link` between nodes.
+double parse_scale_up(std::string_view text, const LinkSpec& link);
+
 }  // namespace weft

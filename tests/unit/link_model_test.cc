@@ -421,6 +421,15 @@ TEST(LinkSpec, RefusesTheRestAndSaysWhatToWrite) {
   }
 }
 
+TEST(LinkSpec, InsideANodeIsARateOrSoManyTimesTheLink) {
+  const LinkSpec link = parse_link("100mbit,50us");
+  EXPECT_DOUBLE_EQ(parse_scale_up("2gbit", link), 250e6);
+  EXPECT_DOUBLE_EQ(parse_scale_up("10x", link), 125e6);
+  EXPECT_DOUBLE_EQ(parse_scale_up("0.5x", link), 6.25e6);
+  for (const char* text : {"x", "0x", "-1x", "10xx", "10 x", "1gbitx", "nanx", "10"})
+    EXPECT_THROW(parse_scale_up(text, link), UsageError) << text;
+}
+
 TEST(FlowOrder, OnlyTheFirstOfAFlowMayGo) {
   FlowOrder order;
   FlowNode a, b, c, other;
