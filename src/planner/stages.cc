@@ -8,7 +8,7 @@ namespace weft {
 
 namespace {
 
-constexpr double kEqual = 1e-6;  // share of a step by which a walk is not faster
+constexpr double kWorthwhile = 0.005;  // share of a step below which being faster does not pay for a loss
 
 }  // namespace
 
@@ -23,7 +23,7 @@ StagesChoice choose_compressed_stages(const Outline& outline, EmulationOptions e
   const double least =
       std::ranges::min_element(out.candidates, {}, &StagesChoice::Candidate::step_seconds)->step_seconds;
   const auto best = std::ranges::find_if(out.candidates, [&](const StagesChoice::Candidate& c) {
-    return c.step_seconds <= least * (1 + kEqual);
+    return c.step_seconds <= least * (1 + kWorthwhile);
   });
   out.compressed = best->compressed;
   out.why = std::to_string(best->compressed) + " of " + std::to_string(emulation.mesh.pp) +

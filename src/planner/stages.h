@@ -2,8 +2,9 @@
 // stage ends a step first, so that its sum has until the first stage ends: where that is long enough, compressing it
 // would lose something for nothing.
 //
-// A step is predicted with each number of stages, and of the fastest the smallest is taken. It is a constant of the
-// plan from then on: agreed between ranks, and saved with the run.
+// A step is predicted with each number of stages, and the smallest is taken that is within half a percent of the
+// fastest, which is as far as predictions can be told apart. It is a constant of the plan from then on: agreed
+// between ranks, and saved with the run.
 #pragma once
 
 #include <string>
