@@ -11,6 +11,8 @@ namespace {
 
 // In pixels of the drawing.
 constexpr double kWidth = 760, kPlotLeft = 70, kCharacter = 6.7;
+constexpr double kWidest = 250;  // of a name that stands beside its curve
+constexpr double kNameRow = 18;
 constexpr int kColours = 8;
 
 template <class... T>
@@ -140,6 +142,7 @@ struct Frame {
   double left = kPlotLeft, right = 0, top = 58, bottom = 344;
   double x_low = 0, x_high = 1, y_low = 0, y_high = 1;
   bool log_x = false;
+  bool names_below = false;
 
   double x(double value) const {
     const auto scale = [&](double v) { return log_x ? std::log(v) : v; };
@@ -170,7 +173,8 @@ Frame frame_of(const LineChart& chart) {
       frame.y_high = std::max(frame.y_high, high);
     }
   }
-  frame.right = kWidth - 48 - widest;
+  frame.names_below = widest > kWidest;
+  frame.right = kWidth - (frame.names_below ? kPlotLeft : 48 + widest);
   if (chart.x_from_zero) frame.x_low = std::min(0.0, frame.x_low);
   if (chart.from_zero) frame.y_low = std::min(0.0, frame.y_low);
   const double room = 0.04 * std::max(frame.y_high - frame.y_low, 1e-9 + 1e-6 * std::abs(frame.y_high));
@@ -230,8 +234,24 @@ std::string curve(const LineChart& chart, const Frame& f, const Series& series) 
   return out;
 }
 
+std::string name_at(const Series& series, double x, double y) {
+  return form("<path class=\"line c%d\" stroke-dasharray=\"%s\" d=\"M%.1f %.1fh22\"/>",
+              series.colour % kColours, dash_of(series), x, y - 4) +
+         text_at(x + 26, y, series.name, "start", "name");
+}
+
+std::string names_below(const LineChart& chart, const Frame& f) {
+  std::string out;
+  double y = f.bottom + 62;
+  for (const Series& series : chart.series) {
+    out += name_at(series, f.left, y);
+    y += kNameRow;
+  }
+  return out;
+}
+
 // Names at the ends of their curves, pushed apart where they would cover each other.
-std::string names(const LineChart& chart, const Frame& f) {
+std::string names_beside(const LineChart& chart, const Frame& f) {
   constexpr double kApart = 15;
   struct Name {
     const Series* series;
@@ -255,9 +275,7 @@ std::string names(const LineChart& chart, const Frame& f) {
   for (const Name& name : all) {
     const double x = f.x(*std::max_element(name.series->x.begin(), name.series->x.end()));
     out += line_at(x + 3, name.wanted - 4, f.right + 8, name.y - 4, "lead");
-    out += form("<path class=\"line c%d\" stroke-dasharray=\"%s\" d=\"M%.1f %.1fh22\"/>",
-                name.series->colour % kColours, dash_of(*name.series), f.right + 8, name.y - 4);
-    out += text_at(f.right + 34, name.y, name.series->name, "start", "name");
+    out += name_at(*name.series, f.right + 8, name.y);
   }
   return out;
 }
@@ -266,10 +284,12 @@ std::string names(const LineChart& chart, const Frame& f) {
 
 std::string svg(const LineChart& chart) {
   const Frame frame = frame_of(chart);
-  std::string out = opening(frame.bottom + 54, chart.title) + text_at(16, 22, chart.title, "start", "head");
+  const double below = frame.names_below ? kNameRow * static_cast<double>(chart.series.size()) : 0;
+  std::string out =
+      opening(frame.bottom + 54 + below, chart.title) + text_at(16, 22, chart.title, "start", "head");
   out += axes(chart, frame);
   for (const Series& series : chart.series) out += curve(chart, frame, series);
-  return out + names(chart, frame) + "</svg>\n";
+  return out + (frame.names_below ? names_below(chart, frame) : names_beside(chart, frame)) + "</svg>\n";
 }
 
 }  // namespace weft

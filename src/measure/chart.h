@@ -1,5 +1,5 @@
 // Charts as SVG: drawn here, with nothing from elsewhere, readable on light and on dark paper. Every series
-// has a colour and a dash of its own, and its name stands beside it instead of in a legend.
+// has a colour and a dash of its own, and its name stands beside it, or below where names would leave no room.
 #pragma once
 
 #include <string>

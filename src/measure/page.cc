@@ -48,15 +48,56 @@ std::string marked_kind(const Point& point) {
   return kind_of(point) + (point.oversubscribed ? ", oversubscribed" : "");
 }
 
+// Names for charts: "+"-separated words that all variants have are said once instead.
+class ShortNames {
+ public:
+  explicit ShortNames(const std::vector<Row>& rows) {
+    for (const Row& row : rows) {
+      const std::vector<std::string> words = words_of(row.point->variant);
+      if (&row == &rows.front()) shared_ = words;
+      std::erase_if(shared_, [&](const std::string& word) { return std::ranges::count(words, word) == 0; });
+    }
+    if (rows.size() < 2) shared_.clear();
+  }
+
+  std::string of(const std::string& variant) const {
+    std::vector<std::string> own = words_of(variant);
+    std::erase_if(own, [&](const std::string& word) { return std::ranges::count(shared_, word) > 0; });
+    return own.empty() ? words_of(variant).front() : joined(own);
+  }
+  // Behind an axis.
+  std::string note() const { return shared_.empty() ? "" : "; all: " + joined(shared_); }
+
+ private:
+  static std::vector<std::string> words_of(const std::string& variant) {
+    std::vector<std::string> out{""};
+    for (const char c : variant) {
+      if (c == '+')
+        out.emplace_back();
+      else
+        out.back() += c;
+    }
+    return out;
+  }
+  static std::string joined(const std::vector<std::string>& words) {
+    std::string out = words.front();
+    for (std::size_t w = 1; w < words.size(); ++w) out.append("+").append(words[w]);
+    return out;
+  }
+
+  std::vector<std::string> shared_;
+};
+
 BarChart step_times(const std::vector<Row>& rows) {
+  const ShortNames names(rows);
   const Point& first = *rows.front().point;
   BarChart chart;
   chart.title = "Step time at " + link_name(first.link) + " (" + marked_kind(first) + ")";
-  chart.axis = "seconds a step (median)";
+  chart.axis = "seconds a step (median)" + names.note();
   chart.parts = {"computing", "waiting for communication"};
   for (const Row& row : rows) {
     const double waited = std::min(row.waited, row.seconds.value);
-    Bar bar{.name = row.point->variant, .parts = {row.seconds.value - waited, waited}};
+    Bar bar{.name = names.of(row.point->variant), .parts = {row.seconds.value - waited, waited}};
     bar.note = seconds_text(row.seconds.value);
     if (row.speedup && !row.is_baseline()) {
       std::array<char, 32> text{};
@@ -74,16 +115,17 @@ BarChart step_times(const std::vector<Row>& rows) {
 
 LineChart losses(const std::vector<Row>& rows, bool by_time) {
   LineChart chart;
+  const ShortNames names(rows);
   const Point& first = *rows.front().point;
   chart.title =
       by_time ? "Loss against training time at " + link_name(first.link) + " (" + marked_kind(first) + ")"
               : "Loss against step";
-  chart.x_axis = by_time ? "seconds of training" : "steps";
+  chart.x_axis = (by_time ? "seconds of training" : "steps") + names.note();
   chart.y_axis = "loss";
   chart.x_from_zero = by_time;
   int colour = 0;
   for (const Row& row : rows) {
-    Series series{.name = row.point->variant, .colour = colour++};
+    Series series{.name = names.of(row.point->variant), .colour = colour++};
     series.y = row.point->losses;
     for (std::size_t i = 0; i < series.y.size(); ++i)
       series.x.push_back(by_time ? row.point->wall_seconds[i] : static_cast<double>(i + 1));
@@ -92,21 +134,27 @@ LineChart losses(const std::vector<Row>& rows, bool by_time) {
   return chart;
 }
 
-LineChart speedups(const std::vector<std::vector<Row>>& links) {
+double rate_of(const std::vector<Row>& link) { return parse_link(link.front().point->link).bytes_per_second; }
+
+// `links`: in the order in which they were measured.
+LineChart speedups(std::vector<std::vector<Row>> links) {
+  std::ranges::sort(links, {}, rate_of);
   LineChart chart;
   const Row& first = links.front().front();
-  chart.title =
-      "Speed-up over " + first.baseline + " against the link's rate (" + marked_kind(*first.point) + ")";
-  chart.x_axis = "rate of a rank's port";
-  chart.y_axis = "times as fast as " + first.baseline + ", with 95 % intervals";
+  const ShortNames names(links.front());
+  const std::string baseline = names.of(first.baseline);
+  chart.title = "Speed-up over " + baseline + " against the link's rate (" + marked_kind(*first.point) + ")";
+  chart.x_axis = "rate of a rank's port" + names.note();
+  chart.y_axis = "times as fast as " + baseline + ", with 95 % intervals";
   chart.log_x = chart.from_zero = chart.markers = true;
   for (std::size_t s = 0; s < links.front().size(); ++s) {
-    Series series{.name = links.front()[s].point->variant, .colour = static_cast<int>(s)};
+    const std::string& variant = links.front()[s].point->variant;
+    Series series{.name = names.of(variant), .colour = static_cast<int>(s)};
     for (const std::vector<Row>& rows : links) {
-      const auto row = std::find_if(rows.begin(), rows.end(),
-                                    [&](const Row& r) { return r.point->variant == series.name; });
+      const auto row =
+          std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.point->variant == variant; });
       if (row == rows.end() || !row->speedup) continue;
-      series.x.push_back(parse_link(row->point->link).bytes_per_second);
+      series.x.push_back(rate_of(rows));
       series.y.push_back(row->speedup->value);
       series.low.push_back(row->speedup->low);
       series.high.push_back(row->speedup->high);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -159,7 +160,11 @@ class RunTest(CompareTest):
         self.assertEqual(points[:4], first)
         self.assertEqual(len(points), 9)
         self.assertEqual([r["took_turns_with_baseline"] for r in rows], [True, False, True, True, True, True])
-        self.assertTrue((self.folder / "a/speedup.svg").exists())
+        curves = re.findall(r' d="(M[^"h]*)"', (self.folder / "a/speedup.svg").read_text())
+        self.assertEqual(len(curves), 3)
+        for curve in curves:  # by the rate, not in the order in which rates were named
+            places = [float(place.split()[0]) for place in re.split("[ML]", curve)[1:]]
+            self.assertEqual((len(places), places), (2, sorted(places)))
         self.refused(*flags, "--lr", "0.5", says="other settings (lr = ")
         flags = tuple("3" if flag == "2" else flag for flag in flags)
         self.refused(*flags, says="other settings (ranks = 2 there, ranks = 3 here)")
