@@ -111,6 +111,11 @@ void Agreement::start(Engine& engine, const Comm& group, const SubmitOptions& su
 void Agreement::check() {
   const std::shared_ptr<Told> told = std::exchange(told_, nullptr);
   if (told == nullptr || told->counts.empty()) return;
+  for (std::size_t r = 0; r < told->counts.size(); ++r) {
+    const std::vector<AgreedLine> lines = lines_of(told->of(r));
+    if (!lines.empty() && lines[0].what.empty())
+      throw UsageError("rank " + std::to_string(r) + ": " + lines[0].value);
+  }
   const std::string first = told->of(0);
   for (std::size_t r = 1; r < told->counts.size(); ++r) {
     const std::string what = difference(first, told->of(r), r);

@@ -1,5 +1,6 @@
 // What all ranks must have alike, as lines of text: they tell each other a hash of them, and only where the
-// hashes differ the lines, so that every rank can say what differs and where.
+// hashes differ the lines, so that every rank can say what differs and where. A rank that has failed before it
+// has any takes part with that in their place, so that nobody waits for it.
 #pragma once
 
 #include <memory>
@@ -11,8 +12,8 @@
 namespace weft::python {
 
 struct AgreedLine {
-  std::string what;   // "table 'words'"
-  std::string value;  // "50 x 4 of float32"
+  std::string what;   // "table 'words'"; empty: this rank has failed
+  std::string value;  // "50 x 4 of float32"; why it has, a sentence
 };
 
 class Agreement {
@@ -21,8 +22,9 @@ class Agreement {
   void start(Engine& engine, const Comm& group, const SubmitOptions& submit,
              const std::vector<AgreedLine>& lines, std::string fix);
   const Ticket& ticket() const { return ticket_; }  // of the last start; not valid: there was none
-  // Throws UsageError of one sentence, the same on all ranks, where some rank's lines were others than
-  // rank 0's; once. REQUIRES: the ticket is done, without an error.
+  // Throws UsageError of one sentence, the same on all ranks, where some rank has failed (not, where all have
+  // and say the same), or where its lines were others than rank 0's; once. REQUIRES: the ticket is done,
+  // without an error.
   void check();
 
  private:

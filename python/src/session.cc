@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "agreed.h"
 #include "wait.h"
 #include "weft/error.h"
 #include "world/open.h"
@@ -155,6 +156,19 @@ std::shared_ptr<Work> Session::barrier() {
   return submit("barrier", TrafficClass::blocking, py::none(), [](Comm comm) { return weft::barrier(comm); });
 }
 
+void Session::agree(const std::vector<std::tuple<std::string, std::string>>& lines, const std::string& fix) {
+  World& mine = world();
+  const std::uint32_t slot = take_slots(1);
+  if (mine.size() == 1) return;
+  std::vector<AgreedLine> agreed;
+  for (const auto& [what, value] : lines) agreed.push_back({what, value});
+  Agreement agreement;
+  agreement.start(mine.engine(), mine.comm(), {.name = "what ranks have alike", .slot = slot}, agreed, fix);
+  python::wait(mine.engine(), agreement.ticket());
+  if (agreement.ticket().error()) std::rethrow_exception(agreement.ticket().error());
+  agreement.check();
+}
+
 std::uint32_t Session::take_slots(std::uint32_t count) {
   return std::exchange(next_slot_, next_slot_ + count);
 }
@@ -227,6 +241,7 @@ void bind_session(py::module_& module) {
       .def("broadcast", &Session::broadcast)
       .def("all_to_all", &Session::all_to_all)
       .def("barrier", &Session::barrier)
+      .def("agree", &Session::agree)
       .def("abandon", &Session::abandon)
       .def("close", &Session::close);
 }

@@ -65,6 +65,9 @@ class Session : public std::enable_shared_from_this<Session> {
                                    pybind11::object keep);
   std::shared_ptr<Work> barrier();
 
+  // On all ranks: throws UsageError, the same on all of them, where one has failed or has other lines
+  // (agreed.h), each of which is what and value. `fix`: ends the sentence. Ctrl-C ends the wait. Takes a slot.
+  void agree(const std::vector<std::tuple<std::string, std::string>>& lines, const std::string& fix);
   // Slots of plan rows, the same on all ranks where they ask in the same order.
   std::uint32_t take_slots(std::uint32_t count);
   void keep_until_done(Kept kept);

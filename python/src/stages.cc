@@ -33,7 +33,6 @@ using BackwardTuple = std::tuple<int, std::string, bool, std::uint64_t>;
 // parameters of all modules, those of each, stages, what goes back between them, micro-batches
 using SpecTuple =
     std::tuple<std::vector<ParameterTuple>, std::vector<std::vector<int>>, StageTuple, BackwardTuple, int>;
-using LineTuple = std::tuple<std::string, std::string>;
 // "forward", "backward" or "end", module, micro-batch, parameters whose gradients are complete behind it
 using StopTuple = std::tuple<std::string, int, int, std::vector<int>>;
 // first module, how many, whether something arrives, leaves
@@ -60,13 +59,10 @@ StopTuple stop_of(const StagesStep::Stop& stop) {
 
 class Stages {
  public:
-  Stages(std::shared_ptr<Session> session, const SpecTuple& spec, const py::dict& options,
-         const std::vector<LineTuple>& lines)
+  Stages(std::shared_ptr<Session> session, const SpecTuple& spec, const py::dict& options)
       : session_(std::move(session)) {
-    std::vector<AgreedLine> agreed;
-    for (const auto& [what, value] : lines) agreed.push_back({what, value});
     const std::uint32_t slot = session_->take_slots(1);
-    step_ = std::make_shared<StagesStep>(session_->world(), spec_of(spec, options), agreed, slot);
+    step_ = std::make_shared<StagesStep>(session_->world(), spec_of(spec, options), slot);
   }
   ~Stages() {
     std::vector<Ticket> tickets = step_->tickets();
@@ -190,8 +186,7 @@ class Stages {
 
 void bind_stages(py::module_& module) {
   py::class_<Stages>(module, "Stages")
-      .def(py::init<std::shared_ptr<Session>, const SpecTuple&, const py::dict&,
-                    const std::vector<LineTuple>&>())
+      .def(py::init<std::shared_ptr<Session>, const SpecTuple&, const py::dict&>())
       .def_property_readonly("stage", &Stages::stage)
       .def_property_readonly("data_rank", &Stages::data_rank)
       .def_property_readonly("data_size", &Stages::data_size)

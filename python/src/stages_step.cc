@@ -14,8 +14,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw UsageError("pipeline: " + what); }
 
-constexpr const char* kSame = "all ranks make the same pipeline, of the same modules";
-
 ModelShape shape_of(const StagesSpec& spec) {
   ModelShape out{.model = "of Python", .parameters = spec.parameters, .blocks = {}};
   const std::size_t last = spec.modules.size() - 1;
@@ -99,18 +97,9 @@ auto StagesStep::uninterrupted(F work) {
   return out;
 }
 
-StagesStep::StagesStep(World& world, StagesSpec spec, const std::vector<AgreedLine>& lines,
-                       std::uint32_t slot)
+StagesStep::StagesStep(World& world, StagesSpec spec, std::uint32_t slot)
     : world_(world), spec_(std::move(spec)), slot_(slot) {
-  const Comm comm = world.comm();
-  if (comm.size() > 1) {
-    Agreement agreement;
-    const SubmitOptions submit{.name = "modules of stages", .slot = slot_};
-    agreement.start(world.engine(), comm, submit, lines, kSame);
-    await(agreement.ticket());
-    agreement.check();
-  }
-  mesh_ = mesh_of(comm, spec_);
+  mesh_ = mesh_of(world.comm(), spec_);
   spec_.stage.stage = place().pp;
   check(spec_, mesh_);
   whole_ = shape_of(spec_);
@@ -264,7 +253,11 @@ void StagesStep::load(std::span<const StateSnapshot> snapshots) {
                                          !has(shape_.parameters, key.name);
                                 },
                             .only = nullptr};
-  job_->all().state().load(snapshots, world_.rank(), world_.size(), options);
+  const SnapshotSource source(snapshots, world_.rank(), world_.size());
+  job_->all().state().load(source, options);
+  // Where any rank's own state has errors of messages, that of the last stage's last rank has.
+  if (const std::string line = job_->left_out(source); !line.empty() && world_.rank() == world_.size() - 1)
+    world_.engine().log_line(line);
 }
 
 std::vector<Ticket> StagesStep::tickets() const {

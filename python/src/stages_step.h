@@ -25,7 +25,6 @@
 #include <tuple>
 #include <vector>
 
-#include "agreed.h"
 #include "step/run_step.h"
 #include "weft/world.h"
 #include "workload/job_strategies.h"
@@ -45,8 +44,9 @@ struct StagesSpec {
 
 class StagesStep final : public Driver {
  public:
-  // Throws UsageError, the same one on all ranks, also where their `lines` differ. Takes one slot, `slot`.
-  StagesStep(World& world, StagesSpec spec, const std::vector<AgreedLine>& lines, std::uint32_t slot);
+  // `spec`: the same on all ranks, which have compared it. Throws UsageError, then the same one on all of them.
+  // Takes one slot, `slot`.
+  StagesStep(World& world, StagesSpec spec, std::uint32_t slot);
 
   const StagesSpec& spec() const { return spec_; }
   const ModelShape& shape() const { return shape_; }  // of this stage

@@ -126,7 +126,8 @@ def drawn(columns: int, dtype: torch.dtype, zero_row: Optional[int]) -> Rows:
 def save(model: Any, path: Any) -> None:
     """Writes model.state_dict() to `path`, as torch.save does; all ranks call it, rank 0 writes. For anything that has a
     state_dict(), and for a dict of such: weft.save({"model": model, "optimizer": optimizer}, path). Of a pipeline all stages
-    are written; what has one stage's state only, its optimizer, is refused.
+    are written, of compression the states of all ranks, a list; what has one stage's state only, an optimizer of a pipeline, is
+    refused.
     """
     for value in model.values() if isinstance(model, dict) else [model]:
         _refuse_one_stage(value)
@@ -146,7 +147,7 @@ def save(model: Any, path: Any) -> None:
 
 
 def _whole_state(value: Any) -> Any:
-    """Of what has a state; of a pipeline, that of all stages."""
+    """Of what has a state; of a pipeline, that of all stages, and of compression those of all ranks."""
     if hasattr(value, "whole_state_dict"):
         return value.whole_state_dict()
     return value.state_dict() if hasattr(value, "state_dict") else value

@@ -7,17 +7,20 @@ float64, by "dense" only; else float32, bfloat16 and float16 as float32.
 """
 
 import ctypes
+import io
 import math
 import threading
 import zlib
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from . import _weft
+from ._agreed import agreed
 from ._apart import is_apart
+from ._collectives import all_gather, all_to_all
 from ._weft import Error, StepResult, UsageError
-from ._world import init, session
+from ._world import init, rank, session, size
 
 State = Dict[str, Any]
 _FORMAT = 2
@@ -215,8 +218,12 @@ class Compression:
         """
         return state_of(self._live.save())
 
+    def whole_state_dict(self) -> List[State]:
+        """Those of all ranks, on rank 0; the others' is empty. A collective: what weft.save writes, and load_state_dict() takes."""
+        return states_of_all(self.state_dict)
+
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
-        """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any size (in any order).
+        """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any size (in any order; weft.save writes them).
 
         On as many ranks as it was saved, every bit comes back; on another number the sum of the residuals is kept.
         """
@@ -238,6 +245,23 @@ def state_of(saved: State) -> State:
     """What the core has saved, with tensors."""
     rows = [{**row, "values": _tensor_of(row["values"], _DTYPES[row["dtype"]])} for row in saved["rows"]]
     return {"weft_format": _FORMAT, **saved, "rows": rows}
+
+
+def states_of_all(mine: Callable[[], State]) -> List[State]:
+    """What it gives on each rank, in the order of ranks, on rank 0; nothing on the others. Where it fails on one all raise. A collective."""
+    raw = torch.frombuffer(bytearray(agreed(lambda: _written(mine()), lambda _: [], "")), dtype=torch.uint8)
+    counts = torch.zeros(size(), dtype=torch.int64)
+    all_gather(counts, torch.tensor([raw.numel()]))
+    arriving = counts.tolist() if rank() == 0 else [0] * size()
+    everything = torch.empty(sum(arriving), dtype=torch.uint8)
+    all_to_all(everything, raw, arriving, [raw.numel(), *[0] * (size() - 1)])
+    return [torch.load(io.BytesIO(part.numpy().tobytes()), weights_only=True) for part in everything.split(arriving) if rank() == 0]
+
+
+def _written(state: State) -> bytes:
+    out = io.BytesIO()
+    torch.save(state, out)
+    return out.getvalue()
 
 
 def plain_states(given: Union[State, Sequence[State]]) -> List[State]:

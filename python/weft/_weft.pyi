@@ -44,6 +44,7 @@ class Session:
         self, send: _Memory, send_counts: Sequence[int], recv: _Memory, recv_counts: Sequence[int], keep: Any
     ) -> Work: ...
     def barrier(self) -> Work: ...
+    def agree(self, lines: Sequence[Tuple[str, str]], fix: str) -> None: ...  # what and value; an empty what: why this rank has failed
     def abandon(self, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -154,13 +155,7 @@ _Backward = Tuple[int, str, bool, int]
 _Spec = Tuple[Sequence[Tuple[str, Sequence[int]]], Sequence[Sequence[int]], _Stage, _Backward, int]
 
 class Stages:
-    def __init__(
-        self,
-        session: Session,
-        spec: _Spec,
-        options: Dict[str, Any],
-        lines: Sequence[Tuple[str, str]],  # what all ranks must have alike
-    ) -> None: ...
+    def __init__(self, session: Session, spec: _Spec, options: Dict[str, Any]) -> None: ...  # the same on all ranks
     @property
     def stage(self) -> int: ...
     @property

@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import torch
 
 from . import _weft
+from ._agreed import agreed
 from ._apart import set_holders, set_of_stage
 from ._collectives import Work, all_reduce, broadcast
 from ._columns import collective_state, only_rank_0, wants_whole
-from ._compression import NOT_FINITE, State, plain_states, stable_name, state_of
+from ._compression import NOT_FINITE, State, plain_states, stable_name, state_of, states_of_all
 from ._memory import memory_of
 from ._stage_walk import Batch, Passed, Walk
 from ._weft import Error, UsageError
@@ -22,6 +23,9 @@ from .nn import Embedding, MoE
 __all__ = ["Pipeline", "gather_state_dict"]
 
 Tied = Iterable[Tuple[str, str]]
+Trained = Dict[int, Tuple[str, torch.nn.Parameter]]  # by identity, in the order of their first use; names are those of the whole list
+Stage = Tuple[int, str, int, bool, List[int], int]  # stages, schedule, chunks, double_warmup, layers, compressed_stages
+Listed = Tuple[List[torch.nn.Module], Trained, Stage]  # what a rank has before it keeps its own
 
 
 class Pipeline(torch.nn.Module):
@@ -83,20 +87,26 @@ class Pipeline(torch.nn.Module):
     ) -> None:
         super().__init__()
         init()
-        if not_finite not in NOT_FINITE:
-            raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{not_finite}'")
-        whole = list(modules)
-        _tie(whole, tied)
-        trained = _trained(whole)
+
+        backward = (backward_rank, backward_messages, lazy_error, seed)
+        given = {**options, "scheme": scheme, "seed": seed}
+
+        def listed() -> Listed:
+            if not_finite not in NOT_FINITE:
+                raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{not_finite}'")
+            every = list(modules)
+            _tie(every, tied)
+            compressed = -1 if compressed_stages is None else compressed_stages
+            return every, _trained(every), (stages, schedule, chunks, double_warmup, list(layers or ()), compressed)
+
+        compared = functools.partial(_lines, backward, micro_batches, {**given, "not_finite": not_finite})
+        whole, trained, stage = agreed(listed, compared, "all ranks make the same pipeline, of the same modules")
         wide = any(p.dtype == torch.float64 for _, p in trained.values())
         place = {id(p): i for i, (_, p) in enumerate(trained.values())}
         users = [list(dict.fromkeys(place[id(p)] for p in module.parameters() if id(p) in place)) for module in whole]
-        stage = (stages, schedule, chunks, double_warmup, list(layers or ()), -1 if compressed_stages is None else compressed_stages)
-        backward = (backward_rank, backward_messages, lazy_error, seed)
-        given = {**options, "scheme": scheme, "seed": seed, "dtype": "float64" if wide else "float32"}
-        said = _lines(whole, trained, stage, backward, micro_batches, {**given, "not_finite": not_finite})
         named = [(name, list(p.shape)) for name, p in trained.values()]
-        self._core = _weft.Stages(session(), (named, users, stage, backward, micro_batches), given, said)
+        given["dtype"] = "float64" if wide else "float32"
+        self._core = _weft.Stages(session(), (named, users, stage, backward, micro_batches), given)
         _from_rank_0(whole)
         self.stages, self.micro_batches, self.not_finite = stages, micro_batches, not_finite
         self.stage, self.data_rank, self.data_size = self._core.stage, self._core.data_rank, self._core.data_size
@@ -317,9 +327,14 @@ class StageCompression:
             return state_of(given[0])
         return state_of(self._core.save())
 
+    def whole_state_dict(self) -> List[State]:
+        """Those of all ranks, on rank 0; the others' is empty. A collective: what weft.save writes, and load_state_dict() takes."""
+        return states_of_all(self.state_dict)
+
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
-        """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any layout (in any order): the sum of residuals is
-        kept; errors between stages go on where both stages and pipelines are as many."""
+        """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any layout (in any order; weft.save writes them): the
+        sum of residuals is kept; errors between stages go on where stages, their modules and pipelines are the same, else they are dropped and
+        the log says so."""
         self._given = plain_states(state)
         if self._core.is_installed:
             self._installed()
@@ -364,9 +379,8 @@ def _parameter(modules: List[torch.nn.Module], name: str) -> torch.nn.Parameter:
     return found
 
 
-def _trained(modules: List[torch.nn.Module]) -> Dict[int, Tuple[str, torch.nn.Parameter]]:
-    """By identity, in the order of their first use; names are those of the whole list."""
-    out: Dict[int, Tuple[str, torch.nn.Parameter]] = {}
+def _trained(modules: List[torch.nn.Module]) -> Trained:
+    out: Trained = {}
     for number, module in enumerate(modules):
         for path, each in module.named_modules(prefix=str(number)):
             if isinstance(each, (Embedding, MoE)):
@@ -379,15 +393,9 @@ def _trained(modules: List[torch.nn.Module]) -> Dict[int, Tuple[str, torch.nn.Pa
     return out
 
 
-def _lines(
-    modules: List[torch.nn.Module],
-    trained: Dict[int, Tuple[str, torch.nn.Parameter]],
-    stage: Tuple[Any, ...],
-    backward: Tuple[Any, ...],
-    micro_batches: int,
-    options: Dict[str, Any],
-) -> List[Tuple[str, str]]:
+def _lines(backward: Tuple[Any, ...], micro_batches: int, options: Dict[str, Any], listed: Listed) -> List[Tuple[str, str]]:
     """What all ranks must have alike, in words."""
+    modules, trained, stage = listed
     names = ("stages", "schedule", "chunks", "double_warmup", "layers", "compressed_stages")
     names_back = ("backward_rank", "backward_messages", "lazy_error", "seed")
     said = [*zip(names, stage), *zip(names_back, backward), ("micro_batches", micro_batches), ("the number of modules", len(modules))]

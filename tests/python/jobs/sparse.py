@@ -111,15 +111,19 @@ def skips():
 
 
 def resumes():
-    """Saved in the middle and loaded: the same bits. Control: without the state they differ."""
+    """Saved in the middle and loaded, each rank's own or all in one file: the same bits. Control: without the state they differ."""
 
     recipe = {"momentum_correction": 0.5}  # so that there are velocities, too
 
-    def halves(reload):
+    def halves(reload, together=False):
         first = wrapped(**recipe)
         train(first, range(6))
-        path = os.path.join(folder, f"state-{rank}-of-{size}.pt")
-        torch.save({"model": first.module.state_dict(), "weft": first.compression.state_dict()}, path)
+        path = os.path.join(folder, f"state-{'all' if together else rank}-of-{size}.pt")
+        if together:
+            weft.save({"model": first.module, "weft": first.compression}, path)
+        else:
+            torch.save({"model": first.module.state_dict(), "weft": first.compression.state_dict()}, path)
+        weft.barrier()
         saved = torch.load(path, weights_only=True)
         second = wrapped(seed=8, **recipe)
         second.module.load_state_dict(saved["model"])
@@ -134,6 +138,7 @@ def resumes():
     rows = whole.compression.state_dict()["rows"]
     assert any(row["kind"] == "velocity" and row["values"] is not None for row in rows)
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), halves(True)))
+    assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), halves(True, together=True)))
     assert not all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), halves(False)))
     for wrong in [{}, {"weft_format": 1}, {"weft_format": 2}, {"weft_format": 2, "rows": [{}]}, []]:
         try:

@@ -4,7 +4,7 @@ calls on 4 ranks."""
 import time
 
 import torch
-from stage_models import LENGTH, WORDS, Block, batch_of, loss_of, modules
+from stage_models import LENGTH, WORDS, Block, batch_of, counted, loss_of, modules
 
 import weft
 from weft._stage_walk import Passed
@@ -88,6 +88,37 @@ def refusals():
     assert Passed.of(passes, torch.float64).dtype == torch.float64
     pipe.step(ids, targets)  # nothing was sent: the job goes on
     assert "no parameter that is trained" in said(weft.UsageError, lambda: weft.DataParallel(pipe))
+
+
+def unreadable():
+    yield from modules()[:7]
+    raise FileNotFoundError("no weights\n\there")
+
+
+def one_rank_fails():
+    """Before ranks have compared anything. All hear of it at once, and the job goes on."""
+    last = weft.size() - 1
+    for options, kind, says in (
+        ({"not_finite": "maybe"}, weft.UsageError, "not_finite is one of error, skip, nan, not 'maybe'"),
+        ({"tied": [("0.weight", "9.weight")]}, weft.UsageError, "tied: there is no parameter '9.weight' in the list of modules"),
+        ({"layers": 4}, TypeError, "TypeError: 'int' object is not iterable"),
+        ({"listed": unreadable()}, FileNotFoundError, "FileNotFoundError: no weights here"),
+    ):
+        mine = weft.rank() == last
+        start = time.monotonic()
+        text = said(kind if mine else weft.UsageError, lambda options=options: made(**(options if mine else {})))
+        assert " ".join(text.split()) in says if mine else text == f"rank {last}: {says}", text
+        assert time.monotonic() - start < 20, "the deadline of an operation is later"
+    text = said(weft.UsageError, lambda: made(not_finite="maybe" if weft.rank() else "never"))
+    assert "'maybe'" in text if weft.rank() else "'never'" in text, "each says its own"
+    # Control: they return because that rank says so, not before.
+    start = time.monotonic()
+    if weft.rank() == last:
+        time.sleep(2)
+    assert "'maybe'" in said(weft.UsageError, lambda: made(not_finite="maybe" if weft.rank() == last else "skip"))
+    assert time.monotonic() - start > 1.5
+    pipe = made(count=counted)
+    assert pipe.step(*batch_of(pipe.data_rank, 0)).isfinite()
 
 
 class Wider(torch.nn.Module):

@@ -121,6 +121,63 @@ def relaid():
     assert all(float((before[name] - after[name]).abs().max()) < 1e-6 for name in before)
 
 
+def resumed(path):
+    """weft.save of a pipeline and its compression is all that a job goes on from: on all ranks, with the bits of one that did not stop."""
+    for options in (
+        {"backward_rank": 1, "backward_messages": "all"},
+        {"backward_rank": 1, "schedule": "interleaved", "chunks": 2, "scheme": "oktopk", "density": 0.1, "dense_below": 0},
+        {"backward_rank": 1, "scheme": "powersgd", "powersgd_rank": 1, "dense_below": 0},
+        {"backward_rank": 1, "scheme": "spardl", "density": 0.1, "dense_below": 0},
+    ):
+        pipe = made(2, **options)
+        trained(pipe, torch.optim.SGD(pipe.parameters(), lr=0.3), range(5))
+        weft.save({"model": pipe, "compression": pipe.compression}, path)
+        expected = trained(pipe, torch.optim.SGD(pipe.parameters(), lr=0.3), range(5, 8)), whole_text(pipe)
+        weft.barrier()  # rank 0 has written it
+        saved = torch.load(path, weights_only=True)
+        assert [state["rank"] for state in saved["compression"]] == list(range(weft.size()))
+        assert all("figures" in [row["kind"] for row in state["rows"]] for state in saved["compression"]), "which algorithms are chosen by"
+        # Control: what rank 0 alone had, as if the others had left nothing behind.
+        of_rank_0 = [
+            {**state, "rows": [row if state["rank"] == 0 or not is_left_behind(row) else emptied(row) for row in state["rows"]]}
+            for state in saved["compression"]
+        ]
+        for states, same in ((saved["compression"], True), (list(reversed(saved["compression"])), True), (of_rank_0, False)):
+            again = made(2, **options)
+            again.load_state_dict(saved["model"])
+            again.compression.load_state_dict(states)
+            found = trained(again, torch.optim.SGD(again.parameters(), lr=0.3), range(5, 8)), whole_text(again)
+            bits = found[0] == expected[0] and all(torch.equal(found[1][name], expected[1][name]) for name in expected[1])
+            assert bits == same, (options, same)
+    goes_on_elsewhere(saved, stages=4)
+
+
+def is_left_behind(row):
+    return row["kind"] in ("error", "residual")
+
+
+def emptied(row):
+    return {**row, "values": None if row["rule"] == "sum" else torch.zeros_like(row["values"])}
+
+
+def goes_on_elsewhere(saved, stages):
+    """On another layout residuals are kept, what messages had left behind is dropped, and one rank says so: stages_test.py counts the lines."""
+    options = {"backward_rank": 1, "scheme": "spardl", "density": 0.1, "dense_below": 0}
+    pipe, fresh = made(stages, **options), made(stages, **options)
+    pipe.compression.load_state_dict(saved["compression"])
+    for each in (pipe, fresh):
+        each.load_state_dict(saved["model"])
+    pipe.evaluate(*batch_of(pipe.data_rank, 0))  # installs it
+    states = of_all_ranks(pipe.compression.state_dict())
+    before, after = residuals(saved["compression"]), residuals(states)
+    assert before.keys() == after.keys() and all(float((before[name] - after[name]).abs().max()) < 1e-6 for name in before)
+    errors = [row["values"] for state in states for row in state["rows"] if row["kind"] == "error"]
+    assert len(errors) == weft.size() - weft.size() // stages and all(each is None or not bool(each.any()) for each in errors), errors
+    assert trained(pipe, torch.optim.SGD(pipe.parameters(), lr=0.3), range(2)) != trained(
+        fresh, torch.optim.SGD(fresh.parameters(), lr=0.3), range(2)
+    ), "control: residuals make a difference"
+
+
 def save(path):
     pipe = made(4, dtype=torch.float64)
     trained(pipe, torch.optim.SGD(pipe.parameters(), lr=0.1), range(2))
@@ -152,6 +209,7 @@ def save(path):
 
 
 def load(path):
+    goes_on_elsewhere(torch.load(f"{path}.whole", weights_only=True), stages=2)
     saved = torch.load(path, weights_only=True)
     pipe = made(2, dtype=torch.float64)
     before = pipe.evaluate(*batch_of(0, 7)).item()
