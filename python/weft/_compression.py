@@ -64,14 +64,7 @@ class Compression:
         **others: Any,
     ) -> None:
         init()
-        if not_finite is None:
-            not_finite = "error" if scaler is None else "nan"
-        if not_finite not in NOT_FINITE:
-            raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{not_finite}'")
-        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise UsageError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
-        if scaler is not None and not_finite == "skip":
-            raise UsageError("a scaler learns of an overflow from gradients that are NaN: not_finite is 'nan' or 'error' beside one")
+        not_finite = settled_not_finite(not_finite, scaler)
         if not bucket_mib > 0:
             raise UsageError(f"bucket_mib must be positive, not {bucket_mib}")
         named = [(name, p) for name, p in parameters if p.requires_grad]
@@ -162,10 +155,7 @@ class Compression:
         """Once a step: asking a GPU for it takes a while."""
         if self._scaler is None or self.in_backward:
             return
-        scale = float(self._scaler.get_scale())
-        if not 0 < scale < math.inf:
-            raise Error(f"the loss scale is {scale}: no gradient can be told from it")
-        self._scale = scale
+        self._scale = scale_of(self._scaler)
 
     @property
     def in_backward(self) -> bool:
@@ -228,6 +218,25 @@ class Compression:
         On as many ranks as it was saved, every bit comes back; on another number the sum of the residuals is kept.
         """
         self._live.load(plain_states(state))
+
+
+def settled_not_finite(given: Optional[str], scaler: Any) -> str:
+    """What a gradient that is not finite means; None: as it is usual beside that scaler, or none."""
+    out = given if given is not None else "error" if scaler is None else "nan"
+    if out not in NOT_FINITE:
+        raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{out}'")
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise UsageError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
+    if scaler is not None and out == "skip":
+        raise UsageError("a scaler learns of an overflow from gradients that are NaN: not_finite is 'nan' or 'error' beside one")
+    return out
+
+
+def scale_of(scaler: Any) -> float:
+    scale = float(scaler.get_scale())
+    if not 0 < scale < math.inf:
+        raise Error(f"the loss scale is {scale}: no gradient can be told from it")
+    return scale
 
 
 def _tensor_of(raw: bytes, dtype: torch.dtype) -> Optional[torch.Tensor]:

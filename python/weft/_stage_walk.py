@@ -75,6 +75,7 @@ class Batch:
     counts: List[int]  # over which the loss of each is a mean
     passed: Passed
     learns: bool
+    loss_scale: float = 1.0  # of gradients inside of modules; between stages they are of the loss itself
 
 
 class Walk:
@@ -148,7 +149,8 @@ class Walk:
         elif chunk.leaves:
             gradient = self._arrived(chunk, m, back=True)
         else:  # (of a mean over nothing there is none)
-            gradient = torch.full_like(given, self.core.scale * batch.counts[m]) if batch.counts[m] > 0 else None
+            scale = self.core.scale * batch.loss_scale
+            gradient = torch.full_like(given, scale * batch.counts[m]) if batch.counts[m] > 0 else None
         if gradient is not None and given.requires_grad:
             torch.autograd.backward(given, gradient)
         chunk = self.first_of.get(number)
@@ -176,6 +178,8 @@ class Walk:
 
     def _give(self, chunk: Chunk, m: int, values: torch.Tensor, back: bool) -> None:
         image = values.detach().to("cpu", self.wire).contiguous()
+        if back and self._batch.loss_scale != 1:
+            image = image * (1 / self._batch.loss_scale)
         self.core.give(chunk.index, back, m, memory_of(image), image)
 
     def _arrived(self, chunk: Chunk, m: int, back: bool) -> torch.Tensor:
@@ -183,4 +187,6 @@ class Walk:
         passed, samples = self._batch.passed, self._batch.inputs[m].shape[0]
         region = self.core.arrived(chunk.index, back, m, passed.tokens(samples) * passed.width)
         values = torch.frombuffer(region, dtype=self.wire).view(samples, *passed.sizes)
+        if back and self._batch.loss_scale != 1:
+            values = values * self._batch.loss_scale
         return values.to(self.device, passed.dtype).detach()

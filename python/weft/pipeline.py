@@ -13,7 +13,7 @@ from ._agreed import agreed
 from ._apart import set_holders, set_of_stage
 from ._collectives import Work, all_reduce, broadcast
 from ._columns import collective_state, only_rank_0, wants_whole
-from ._compression import NOT_FINITE, State, plain_states, stable_name, state_of, states_of_all
+from ._compression import State, plain_states, scale_of, settled_not_finite, stable_name, state_of, states_of_all
 from ._memory import memory_of
 from ._stage_walk import Batch, Passed, Walk
 from ._weft import Error, UsageError
@@ -55,7 +55,10 @@ class Pipeline(torch.nn.Module):
       scheme, ...      of the sums over the ranks with the same stage: options of weft.Compression ("dense")
       compressed_stages   of so many stages, the first ones; others are summed dense. None: of all
       not_finite       a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None, "nan"
-                       makes them NaN. The state is as before the step
+                       makes them NaN. The state is as before the step. "error" unless there is a scaler
+      scaler           a torch.amp.GradScaler: step() multiplies the loss by its scale, and what it returns is the loss without it.
+                       Gradients come in the scale's units, for scaler.step(optimizer); scaler.update(). What compression keeps is in
+                       units of the loss itself. not_finite is then "nan": all ranks' scalers learn of an overflow on any of them
     Affects speed only: double_warmup (1f1b: twice as many forwards first).
 
     Initial values are rank 0's. What passes between stages has one shape and type, told by the first stage when it has computed one sample.
@@ -80,7 +83,8 @@ class Pipeline(torch.nn.Module):
         lazy_error: bool = True,
         scheme: str = "dense",
         compressed_stages: Optional[int] = None,
-        not_finite: str = "error",
+        not_finite: Optional[str] = None,
+        scaler: Any = None,
         double_warmup: bool = False,
         seed: int = 0,
         **options: Any,
@@ -92,14 +96,16 @@ class Pipeline(torch.nn.Module):
         given = {**options, "scheme": scheme, "seed": seed}
 
         def listed() -> Listed:
-            if not_finite not in NOT_FINITE:
-                raise UsageError(f"not_finite is one of {', '.join(NOT_FINITE)}, not '{not_finite}'")
+            self.not_finite = settled_not_finite(not_finite, scaler)
             every = list(modules)
             _tie(every, tied)
             compressed = -1 if compressed_stages is None else compressed_stages
             return every, _trained(every), (stages, schedule, chunks, double_warmup, list(layers or ()), compressed)
 
-        compared = functools.partial(_lines, backward, micro_batches, {**given, "not_finite": not_finite})
+        def compared(mine: Listed) -> List[Tuple[str, str]]:
+            also = {"not_finite": self.not_finite, "a scaler": "there" if scaler is not None else "missing"}
+            return _lines(backward, micro_batches, {**given, **also}, mine)
+
         whole, trained, stage = agreed(listed, compared, "all ranks make the same pipeline, of the same modules")
         wide = any(p.dtype == torch.float64 for _, p in trained.values())
         place = {id(p): i for i, (_, p) in enumerate(trained.values())}
@@ -108,11 +114,13 @@ class Pipeline(torch.nn.Module):
         given["dtype"] = "float64" if wide else "float32"
         self._core = _weft.Stages(session(), (named, users, stage, backward, micro_batches), given)
         _from_rank_0(whole)
-        self.stages, self.micro_batches, self.not_finite = stages, micro_batches, not_finite
+        self.stages, self.micro_batches = stages, micro_batches
         self.stage, self.data_rank, self.data_size = self._core.stage, self._core.data_rank, self._core.data_size
         self.skipped_steps = 0
         self.skipped_text = ""  # why the last one was skipped
         self._count = count or len
+        self._scaler = scaler
+        self._scale = 1.0  # of the loss, in this step
         self._wire = torch.float64 if wide else torch.float32
         self._owners = [self._core.owner_of(number) for number in range(len(whole))]
         named_state = torch.nn.ModuleList(whole).state_dict()
@@ -126,6 +134,12 @@ class Pipeline(torch.nn.Module):
             set_holders(p, holders)
             if stages > 1:
                 set_of_stage(p)
+        self._places = [  # of parameters that are trained: module, attribute
+            (name, each, attribute, p)
+            for name, each in self.named_modules()
+            for attribute, p in each._parameters.items()
+            if p is not None and p.requires_grad
+        ]
         self._walk = Walk(self._core, mine, loss, self._wire)
         self._passed: Dict[Tuple[Any, ...], Passed] = {}  # by what inputs are
         self._hosts: List[Optional[torch.Tensor]] = []  # of each parameter: its gradient's image in this step
@@ -139,7 +153,8 @@ class Pipeline(torch.nn.Module):
         parts = self._cut(inputs, targets)
         with _ends_the_job():
             counts = [int(self._count(part)) if len(part) else 0 for part in parts[1]]
-            batch = Batch(*parts, counts, self._passes(inputs), learns=True)
+            self._learn_scale()
+            batch = Batch(*parts, counts, self._passes(inputs), learns=True, loss_scale=self._scale)
             for p in self._parameters_here:
                 p.grad = None
             self._hosts = [None] * len(self._parameters_here)
@@ -188,6 +203,12 @@ class Pipeline(torch.nn.Module):
             raise UsageError(f"a batch has as many inputs as targets, not {len(inputs)} and {len(targets)}")
         if self._wire != torch.float64 and any(p.dtype == torch.float64 for p in self._parameters_here):
             raise UsageError("modules became float64 after the pipeline was made of them: make them float64 before")
+        for path, module, attribute, p in self._places:
+            if module._parameters.get(attribute) is not p:
+                raise UsageError(
+                    f"parameter '{path}.{attribute}' was replaced after the pipeline was made of it (load_state_dict(assign=True), say), and neither "
+                    "the pipeline nor its optimizer would train the other one: copy into it"
+                )
         session()  # says so in a forked child, and after shutdown()
         return list(inputs.tensor_split(self.micro_batches)), list(targets.tensor_split(self.micro_batches))
 
@@ -225,6 +246,13 @@ class Pipeline(torch.nn.Module):
 
     # ---- gradients ----
 
+    def _learn_scale(self) -> None:
+        if self._scaler is None:
+            return
+        if hasattr(self._scaler, "scale"):  # (torch's makes its state where it first multiplies)
+            self._scaler.scale(torch.ones((), device=self._parameters_here[0].device))
+        self._scale = scale_of(self._scaler)
+
     def _hand_over(self, index: int) -> None:
         gradient = self._parameters_here[index].grad
         if gradient is None:
@@ -233,6 +261,8 @@ class Pipeline(torch.nn.Module):
             gradient = gradient.coalesce().to_dense()  # duplicates are added once, here
             self._parameters_here[index].grad = gradient
         host = gradient.detach().to("cpu", self._wire).contiguous()
+        if self._scale != 1:
+            host.mul_(1 / self._scale)
         self._hosts[index] = host
         self._core.gradient_ready(index, memory_of(host), host)
 
@@ -242,6 +272,10 @@ class Pipeline(torch.nn.Module):
             if host is None:
                 host = torch.empty(p.shape, dtype=self._wire)
             self._core.result_of(index, memory_of(host))
+            if self._scale != 1:
+                # A sum of several may be too large where each was not. All ranks have committed: no scaler may call it an overflow.
+                most = torch.finfo(p.dtype).max
+                host.mul_(self._scale).clamp_(-most, most)
             if p.grad is None:
                 p.grad = torch.empty_like(p)
             if p.grad.data_ptr() != host.data_ptr():
@@ -255,17 +289,21 @@ class Pipeline(torch.nn.Module):
         for p in self._parameters_here:
             p.grad = torch.full_like(p, float("nan")) if self.not_finite == "nan" else None
         if self.not_finite == "error":
-            raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step)")
+            raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step, and so does a scaler)")
 
     # ---- state ----
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Of this rank's modules, or of all: each rank takes its own."""
-        if assign:
-            raise UsageError("assign=True would replace parameters that the pipeline trains: load_state_dict() copies into them")
         elsewhere = {str(number) for number in range(len(self._owners))} - set(self._modules)
         mine = {name: value for name, value in state_dict.items() if name.split(".", 1)[0] not in elsewhere}
         return super().load_state_dict(mine, strict, assign)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any) -> None:
+        # Comes before the modules inside, also where a module around this one is loaded.
+        if local_metadata.get("assign_to_params_buffers", False):
+            raise UsageError("assign=True would replace parameters that the pipeline trains: load_state_dict() copies into them")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
 
     def whole_state_dict(self) -> Dict[str, torch.Tensor]:
         """Tensors of the whole list, copies on the CPU, from the ranks that have each module. A collective; inside of weft.save only rank 0

@@ -4,7 +4,7 @@ calls on 4 ranks."""
 import time
 
 import torch
-from stage_models import LENGTH, WORDS, Block, batch_of, counted, loss_of, modules
+from stage_models import LENGTH, TIED, WORDS, Block, batch_of, counted, loss_of, modules
 
 import weft
 from weft._stage_walk import Passed
@@ -79,7 +79,11 @@ def refusals():
     assert "as many inputs as targets" in said(weft.UsageError, lambda: pipe.step(ids, targets[1:]))
     assert "are a tensor" in said(weft.UsageError, lambda: pipe.step([1], targets))
     assert "no forward of its own" in said(weft.UsageError, lambda: pipe(ids))
-    assert "assign=True" in said(weft.UsageError, lambda: pipe.load_state_dict(pipe.state_dict(), assign=True))
+    for loaded in (pipe, torch.nn.Sequential(pipe)):
+        kept = [id(p) for p in pipe.parameters()]
+        assert "assign=True" in said(weft.UsageError, lambda loaded=loaded: loaded.load_state_dict(loaded.state_dict(), assign=True))
+        loaded.load_state_dict(loaded.state_dict())
+        assert [id(p) for p in pipe.parameters()] == kept
     optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
     for given in (optimizer, {"model": pipe, "optimizer": optimizer}, {"model": torch.nn.Sequential(pipe)}):
         assert "one file a rank" in said(weft.UsageError, lambda given=given: weft.save(given, "/nowhere/state.pt"))
@@ -88,6 +92,32 @@ def refusals():
     assert Passed.of(passes, torch.float64).dtype == torch.float64
     pipe.step(ids, targets)  # nothing was sent: the job goes on
     assert "no parameter that is trained" in said(weft.UsageError, lambda: weft.DataParallel(pipe))
+
+
+def replaced():
+    """Parameters that are others than those that the pipeline was made of: it says so before anything is sent, and goes on with its own."""
+    pipe = made(count=counted, tied=TIED)
+    ids, targets = batch_of(pipe.data_rank, 0)
+    path, module = next((f"{n}.mix", m.mix) for n, m in pipe.named_children() if isinstance(m, Block))
+    mine = module.weight
+    around = torch.nn.ModuleList([module])  # the pipeline does not see it
+    for replace in (
+        lambda: around.load_state_dict({name: value.clone() for name, value in around.state_dict().items()}, assign=True),
+        lambda: setattr(module, "weight", torch.nn.Parameter(mine.detach().clone())),
+        lambda: torch.nn.utils.parametrizations.weight_norm(module),
+    ):
+        bias = module.bias
+        assert pipe.step(ids, targets).isfinite(), "nothing is replaced"
+        replace()
+        text = said(weft.UsageError, lambda: pipe.step(ids, targets))
+        assert f"parameter '{path}.weight' was replaced" in text and "\n" not in text, text
+        assert "was replaced" in said(weft.UsageError, lambda: pipe.evaluate(ids, targets))
+        if torch.nn.utils.parametrize.is_parametrized(module):
+            torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+        module.weight, module.bias = mine, bias
+    pipe.to(torch.float64).requires_grad_(True)  # these stay what they were
+    around.load_state_dict(around.state_dict())
+    assert pipe.step(ids, targets).isfinite()
 
 
 def unreadable():

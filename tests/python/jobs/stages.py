@@ -5,6 +5,7 @@ import sys
 import weakref
 
 import stage_bad
+import stage_scaled
 import stage_state
 import torch
 from stage_models import TIED, batch_of, counted, loss_of, loss_of_all, modules, steps_of_one_process, whole
@@ -257,7 +258,9 @@ shared()
 kinds()
 half()
 stage_bad.one_rank_fails()
+stage_bad.replaced()
 stage_state.compressed()
+stage_scaled.scaling()
 if size == 4:
     stage_state.relaid()
     stage_state.resumed(f"{sys.argv[1]}.whole")
