@@ -1,6 +1,8 @@
 """`pip install .` gives a package and a command that work outside the tree, without torch.
 
     package_test.py COMPILER      the one of the build, so that ccache has what is to be compiled
+
+It has it only from a folder as deep in the tree as the build's: ccache knows sources by their way from there.
 """
 
 import json
@@ -27,10 +29,11 @@ def main():
     if shutil.which("ccache") is None:
         print("the package is built once more, which takes minutes without ccache")
         return SKIPPED
-    with tempfile.TemporaryDirectory() as folder:
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(prefix="package-", dir=ROOT / "build") as build:
         clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        install += ["--no-build-isolation", "--target", folder, str(ROOT)]
+        install += ["--no-build-isolation", "--config-settings", f"build-dir={build}", "--target", folder, str(ROOT)]
         subprocess.run(install, check=True, env={**clean, "CXX": sys.argv[1], "CMAKE_BUILD_PARALLEL_LEVEL": "2"})
         here = {**clean, "PYTHONPATH": folder}
         subprocess.run([sys.executable, "-c", PROGRAM, folder], check=True, env=here, cwd=folder)
