@@ -33,7 +33,7 @@ using BackwardTuple = std::tuple<int, std::string, bool, std::uint64_t>;
 // parameters of all modules, those of each, stages, what goes back between them, micro-batches
 using SpecTuple =
     std::tuple<std::vector<ParameterTuple>, std::vector<std::vector<int>>, StageTuple, BackwardTuple, int>;
-// "forward", "backward" or "end", module, micro-batch, parameters whose gradients are complete behind it
+// "forward", "backward", "weights" or "end", module, micro-batch, parameters whose gradients are complete behind it
 using StopTuple = std::tuple<std::string, int, int, std::vector<int>>;
 // first module, how many, whether something arrives, leaves
 using ChunkTuple = std::tuple<int, int, bool, bool>;
@@ -53,7 +53,7 @@ StagesSpec spec_of(const SpecTuple& spec, const py::dict& options) {
 }
 
 StopTuple stop_of(const StagesStep::Stop& stop) {
-  constexpr std::array<const char*, 3> names{"forward", "backward", "end"};
+  constexpr std::array<const char*, 4> names{"forward", "backward", "weights", "end"};
   return {names[static_cast<std::size_t>(stop.at)], stop.module, stop.micro_batch, stop.ready};
 }
 

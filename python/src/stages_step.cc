@@ -40,9 +40,6 @@ void check(const StagesSpec& spec, const Mesh& mesh) {
   if (spec.micro_batches < 1)
     refuse("a step has at least one micro-batch, not " + std::to_string(spec.micro_batches));
   check_stage(spec.stage, spec.micro_batches);
-  if (spec.stage.schedule == "zb-h1")
-    refuse(
-        "zb-h1 cuts a backward in two, and autograd goes through a module as a whole: 1f1b is the nearest");
   if (spec.stage.is_whole() && spec.backward.compresses())
     refuse("backward_rank is of what goes back between stages, and there is one stage");
   weft::check(PipelineOptions{.stage = spec.stage,
@@ -266,15 +263,18 @@ std::vector<Ticket> StagesStep::tickets() const {
 
 Task<void> StagesStep::compute(Piece piece) {
   if (piece.work == weft::Work::update) co_return;
-  const bool back = piece.work == weft::Work::backward;
+  const bool back = goes_back(piece.work);
   if (back && !std::exchange(scaled_, true) && job_->pipeline() != nullptr)
     job_->pipeline()->set_scale(scale());
-  stop_ = {.at = back ? Stop::At::backward : Stop::At::forward,
+  stop_ = {.at = back                                ? Stop::At::backward
+                 : piece.work == weft::Work::forward ? Stop::At::forward
+                                                     : Stop::At::weights,
            .module = shape_.origin_of(piece.block),
            .micro_batch = piece.micro_batch,
            .ready = {}};
-  for (int p = 0; back && p < static_cast<int>(shape_.parameters.size()); ++p) {
-    if (shape_.ready_after(p, spec_.micro_batches) == piece) stop_.ready.push_back(p);
+  const Piece whole{weft::Work::backward, piece.block, piece.part, piece.micro_batch};
+  for (int p = 0; adds_gradients(piece.work) && p < static_cast<int>(shape_.parameters.size()); ++p) {
+    if (shape_.ready_after(p, spec_.micro_batches) == whole) stop_.ready.push_back(p);
   }
   Walker::Gate& resumed = walker_->gate();
   co_await resumed;

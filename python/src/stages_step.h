@@ -2,7 +2,7 @@
 // block for each module, of one part. The tables of moves are those of every driver, and are walked from
 // piece to piece:
 //
-//   begin     up to the first piece: a module of this stage and a micro-batch, forward or backward
+//   begin     up to the first piece: a module of this stage and a micro-batch, forward, backward or the other half of it
 //   go_on     the piece was computed; up to the next one, or to the end
 //   finish    gradients are summed, the verdict is known
 //
@@ -68,7 +68,8 @@ class StagesStep final : public Driver {
 
   // Where a walk has stopped.
   struct Stop {
-    enum class At : std::uint8_t { forward, backward, end } at = At::end;
+    // Of zb-h1 `backward` is its first half, `weights` the other one.
+    enum class At : std::uint8_t { forward, backward, weights, end } at = At::end;
     int module = 0;  // of all
     int micro_batch = 0;
     std::vector<int> ready;  // parameters of this stage whose gradients are complete behind it

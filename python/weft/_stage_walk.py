@@ -1,6 +1,7 @@
 """What a rank of a pipeline computes between the moves of its table: modules forward and backward, micro-batch by micro-batch.
 
-Autograd works inside of a module only: what a module gives is cut off its graph, and the next one takes a leaf. The order is the core's.
+Autograd works inside of a module only: what a module gives is cut off its graph, and the next one takes a leaf. The order is the core's, and so
+is whether a backward is in halves.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 
 from . import _weft
+from ._halves import Halves
 from ._memory import memory_of
 from ._weft import UsageError
 
@@ -79,8 +81,11 @@ class Batch:
 
 
 class Walk:
-    def __init__(self, core: _weft.Stages, modules: Dict[int, torch.nn.Module], loss: Callable[..., torch.Tensor], wire: torch.dtype) -> None:
+    def __init__(
+        self, core: _weft.Stages, modules: Dict[int, torch.nn.Module], loss: Callable[..., torch.Tensor], wire: torch.dtype, in_halves: bool
+    ) -> None:
         self.core, self.modules, self.loss, self.wire = core, modules, loss, wire
+        self.halves = Halves(modules.values() if in_halves else ())
         chunks = [Chunk(i, first, first + count - 1, *ends) for i, (first, count, *ends) in enumerate(core.chunks)]
         self.first_of = {chunk.first: chunk for chunk in chunks}
         self.last_of = {chunk.last: chunk for chunk in chunks}
@@ -98,14 +103,16 @@ class Walk:
         self.batch = batch
         self.device = next((p.device for module in self.modules.values() for p in module.parameters()), self.device)
         self._clear()
+        pieces = {"forward": self._forward, "backward": self._backward, "weights": self.halves.run}
         try:
-            work, number, m, ready = begin()
-            while work != "end":
-                if batch.inputs[m].shape[0] > 0:
-                    (self._forward if work == "forward" else self._backward)(number, m)
-                for parameter in ready:
-                    hand_over(parameter)
-                work, number, m, ready = self.core.go_on()
+            with self.halves.in_place():
+                work, number, m, ready = begin()
+                while work != "end":
+                    if batch.inputs[m].shape[0] > 0:
+                        pieces[work](number, m)
+                    for parameter in ready:
+                        hand_over(parameter)
+                    work, number, m, ready = self.core.go_on()
             return self.loss_sum
         finally:
             self.batch = None
@@ -152,6 +159,7 @@ class Walk:
             scale = self.core.scale * batch.loss_scale
             gradient = torch.full_like(given, scale * batch.counts[m]) if batch.counts[m] > 0 else None
         if gradient is not None and given.requires_grad:
+            self.halves.at = (number, m)
             torch.autograd.backward(given, gradient)
         chunk = self.first_of.get(number)
         if chunk is None:

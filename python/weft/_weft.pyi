@@ -146,7 +146,7 @@ class Tables:
     def sent_bytes(self, table: int) -> Dict[str, int]: ...
     def prior_share(self, table: int) -> float: ...
 
-_Stop = Tuple[str, int, int, List[int]]  # forward, backward or end; module, micro-batch, parameters whose gradients are complete behind it
+_Stop = Tuple[str, int, int, List[int]]  # forward, backward, weights or end; module, micro-batch, parameters whose gradients are complete behind it
 
 # stages, schedule, chunks, double_warmup, layers, compressed_stages; backward: rank, messages, lazy_error, seed
 _Stage = Tuple[int, str, int, bool, Sequence[int], int]

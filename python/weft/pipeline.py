@@ -48,7 +48,8 @@ class Pipeline(torch.nn.Module):
       tied             pairs of parameters by name, ("0.weight", "5.weight"): the second becomes the first. Modules that share a parameter
                        already are found. Where stages share one each has a copy, and the gradient is the sum of all
       layers           how many modules each stage (each chunk, where it is interleaved) has; evenly where it is not said
-      schedule         gpipe, 1f1b, interleaved (with chunks=2 or more; micro_batches is a multiple of stages): sums differ by rounding
+      schedule         gpipe, 1f1b, zb-h1 (weights of torch.nn.Linear have their gradients behind those of activations), interleaved (with
+                       chunks=2 or more; micro_batches is a multiple of stages): sums differ by rounding
       backward_rank    gradients between stages travel as factors of so many columns; 0: as they are
       backward_messages   which of them: "epilogue", those that no forward could hide, or "all"
       lazy_error       what such a message leaves behind joins the next one
@@ -59,7 +60,7 @@ class Pipeline(torch.nn.Module):
       scaler           a torch.amp.GradScaler: step() multiplies the loss by its scale, and what it returns is the loss without it.
                        Gradients come in the scale's units, for scaler.step(optimizer); scaler.update(). What compression keeps is in
                        units of the loss itself. not_finite is then "nan": all ranks' scalers learn of an overflow on any of them
-    Affects speed only: double_warmup (1f1b: twice as many forwards first).
+    Affects speed only: double_warmup (1f1b, zb-h1: twice as many forwards first).
 
     Initial values are rank 0's. What passes between stages has one shape and type, told by the first stage when it has computed one sample.
     Modules do not change in place what they take. p.grad is of the last step: zero_grad() is not needed, and parameters that nobody used
@@ -140,7 +141,7 @@ class Pipeline(torch.nn.Module):
             for attribute, p in each._parameters.items()
             if p is not None and p.requires_grad
         ]
-        self._walk = Walk(self._core, mine, loss, self._wire)
+        self._walk = Walk(self._core, mine, loss, self._wire, in_halves=schedule == "zb-h1")
         self._passed: Dict[Tuple[Any, ...], Passed] = {}  # by what inputs are
         self._hosts: List[Optional[torch.Tensor]] = []  # of each parameter: its gradient's image in this step
         self.compression = StageCompression(self._core)

@@ -39,7 +39,6 @@ def refusals():
         ({"micro_batches": 0}, "at least one micro-batch"),
         ({"schedule": "interleaved", "chunks": 2, "micro_batches": 3}, "multiple of its 2 stages"),
         ({"schedule": "1f1b", "chunks": 2}, "chunks are of the schedule interleaved"),
-        ({"schedule": "zb-h1"}, "zb-h1 cuts a backward in two"),
         ({"schedule": "2f2b"}, "'2f2b'"),
         ({"backward_rank": -1}, "1 or more columns"),
         ({"backward_rank": 2}, "float32 only"),

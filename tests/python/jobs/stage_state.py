@@ -45,6 +45,7 @@ def compressed():
         {"backward_rank": 1, "backward_messages": "all", "lazy_error": False},
         {"backward_rank": 1, "scheme": "spardl", "density": 0.1, "dense_below": 0},
         {"backward_rank": 1, "scheme": "powersgd", "powersgd_rank": 1, "dense_below": 0},
+        {"backward_rank": 1, "schedule": "zb-h1"},
     ):
         pipe = made(2, **options)
         optimizer = torch.optim.SGD(pipe.parameters(), lr=0.3)

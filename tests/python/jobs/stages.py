@@ -8,7 +8,8 @@ import stage_bad
 import stage_scaled
 import stage_state
 import torch
-from stage_models import TIED, batch_of, counted, loss_of, loss_of_all, modules, steps_of_one_process, whole
+from stage_models import TIED, WIDTH, WORDS, batch_of, counted, loss_of, loss_of_all, modules, steps_of_one_process, whole
+from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 
@@ -44,6 +45,8 @@ def grid():
         if stages > 1:
             yield stages, 3, {"schedule": "gpipe"}
             yield stages, 8, {"double_warmup": True}
+            for m in (1, 3, 8):
+                yield stages, m, {"schedule": "zb-h1", "double_warmup": m == 8}
             yield stages, stages, {"schedule": "interleaved", "chunks": 2}
             yield stages, 2 * stages, {"schedule": "interleaved", "chunks": 8 // stages}
         if stages == 2:
@@ -82,7 +85,7 @@ def equality():
 def order():
     """Who goes forward and back when, by the paper's formulas, and of how many micro-batches activations are there at most."""
     m = 6
-    for schedule in ("1f1b", "gpipe"):
+    for schedule in ("1f1b", "gpipe", "zb-h1"):
         pipe = made(size, m, schedule=schedule)
         behind = size - 1 - pipe.stage
         seen, alive, most = [], [], []
@@ -94,12 +97,74 @@ def order():
                 most.append(sum(each() is not None for each in alive))
                 out.register_hook(lambda _: seen.append("B"))
 
-        first = pipe.get_submodule(next(iter(pipe.state_dict())).split(".")[0])
-        first.register_forward_hook(forward)
+        number = next(iter(pipe.state_dict())).split(".")[0]
+        pipe.get_submodule(number).register_forward_hook(forward)
+        watch_weights(pipe, int(number), seen)
         pipe.step(*batch_of(pipe.data_rank, 0, samples=2 * m))
-        warm_up = behind if schedule == "1f1b" else m
-        assert "".join(seen) == "F" * warm_up + "FB" * (m - warm_up) + "B" * warm_up, (schedule, pipe.stage, seen)
-        assert max(most) == (behind + 1 if schedule == "1f1b" else m), (schedule, pipe.stage, most)
+        warm_up = m if schedule == "gpipe" else behind
+        expected = "F" * warm_up + "FB" * (m - warm_up) + "B" * warm_up
+        if schedule == "zb-h1":  # behind each B, from the stage's number on, one of those before; the others at the end
+            backs = ["BW" if i >= pipe.stage else "B" for i in range(m)]
+            expected = "F" * warm_up + "".join(f"F{each}" for each in backs[: m - warm_up]) + "".join(backs[m - warm_up :]) + "W" * pipe.stage
+        assert "".join(seen) == expected, (schedule, pipe.stage, seen)
+        assert max(most) == (m if schedule == "gpipe" else behind + 1), (schedule, pipe.stage, most)
+
+
+def watch_weights(pipe, number, seen):
+    run = pipe._walk.halves.run
+
+    def second_half(module, micro_batch):
+        if module == number:
+            seen.append("W")
+        run(module, micro_batch)
+
+    pipe._walk.halves.run = second_half
+
+
+def halves():
+    """zb-h1 computes what 1f1b computes, once, in another order. Gradients that somebody watches do not wait."""
+    batch = batch_of(rank % (size // 2), 0, samples=8)
+
+    def stepped(schedule, dtype=torch.float64, prepare=lambda pipe: None):
+        pipe = made(2, 4, modules=modules(dtype=dtype), schedule=schedule)
+        prepare(pipe)
+        pipe.step(*batch)  # (of the first one a sample is computed ahead)
+        with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            pipe.step(*batch)
+        return {name: p.grad for name, p in pipe.named_parameters()}, counter.get_total_flops()
+
+    for dtype in (torch.float64, torch.float32):  # (the latter beside autocast)
+        (expected, flops), (found, same_flops) = (stepped(schedule, dtype) for schedule in ("1f1b", "zb-h1"))
+        assert same_flops == flops > 0, (same_flops, flops)
+        assert all(distance(found[name], expected[name]) < (1e-12 if dtype == torch.float64 else 2**-8) for name in expected)
+
+    def lose(pipe):
+        pipe._walk.halves.run = lambda *_: None
+
+    lost, fewer = stepped("zb-h1", prepare=lose)
+    linear = [name for name in lost if name.endswith("mix.weight")]
+    assert linear and fewer < flops and not any(bool(lost[name].any()) for name in linear), "control: they are in the second half"
+    calls = []
+
+    def watch(pipe):
+        for name, p in pipe.named_parameters():
+            if name in linear:
+                p.register_post_accumulate_grad_hook(lambda _: calls.append(1))
+        lose(pipe)
+
+    watched, _ = stepped("zb-h1", prepare=watch)
+    (expected, _) = stepped("1f1b")
+    assert len(calls) == 2 * 4 * len(linear) and all(distance(watched[name], expected[name]) < 1e-12 for name in linear)
+
+    def beside_a_table(schedule):
+        torch.manual_seed(5)
+        table, head, last = torch.nn.Embedding(WORDS, WIDTH, sparse=True), torch.nn.Linear(WIDTH, WORDS), torch.nn.Linear(WORDS, WORDS)
+        listed, tied = [each.double() for each in (table, head, last)], [("0.weight", "1.weight")]
+        pipe = weft.pipeline.Pipeline(listed, 2, loss_of, 4, layers=[2, 1], tied=tied, count=counted, schedule=schedule)
+        pipe.step(*batch)
+        return [p.grad for p in pipe.parameters()]
+
+    assert all(distance(a, b) < 1e-12 for a, b in zip(beside_a_table("zb-h1"), beside_a_table("1f1b")))
 
 
 def clipping():
@@ -250,6 +315,7 @@ def half():
 
 equality()
 order()
+halves()
 clipping()
 evaluation()
 not_finite()
