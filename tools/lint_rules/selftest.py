@@ -64,6 +64,19 @@ void count() { Counter().add(); }
 UNLOCKED = ("++count_;", "add_locked();", "{ const weft::Lock lock(mutex_); }\n    ++count_;",
             "weft::Lock lock(mutex_);\n    lock.unlock();\n    ++count_;")
 LOCKED = ("const weft::Lock lock(mutex_);\n    ++count_;", "const weft::Lock lock(mutex_);\n    add_locked();")
+# Pairs of files that another file could hide something in if they were read as one; what must be said of the first.
+PLAIN = "int plain() { return two::value; }\n"
+REFUSES = "namespace {\nint refuse(int x) { return x; }\n}  // namespace\n"
+IN_PAIRS = [
+    ("namespace {\nconst int kUnused = 1;\n}  // namespace\n", PLAIN, "unused-const-variable"),
+    ("namespace {\nint uncalled() { return 1; }\n}  // namespace\n", PLAIN, "unused-function"),
+    ("namespace one {\nusing two::value;\n}\n", "namespace one {\nusing two::value;\nint f() { return value; }\n}\n",
+     "misc-unused-using-decls"),
+    ("#ifndef SEEN\nbool g(bool b) {\n  if (b)\n    return true;\n  else\n    return true;\n}\n#endif\n",
+     "#define SEEN 1\nint f() { return SEEN; }\n", "bugprone-branch-clone"),
+    (f"{REFUSES}int f() {{ return refuse(1); }}\n", f"{REFUSES}int g() {{ return refuse(2); }}\n", None),
+    ("int f() { return 1; }\n", PLAIN, None),
+]
 GOOD_HEADER = "#pragma once\n\n#include <string>\n\ninline std::string name() { return {}; }\n"
 
 
@@ -235,12 +248,38 @@ def check_compilers(controls):
     folder.cleanup()
 
 
+def check_pairs(controls):
+    """clang-tidy says of files that could be read as one what it says of each; and those that can be are."""
+    for first, second, wanted in IN_PAIRS:
+        # Both orders: a file can hide something in those before it, or in those after.
+        for names in (("a.cc", "b.cc"), ("b.cc", "a.cc")):
+            sources = {f"src/base/{name}": f'#include "base/two.h"\n\n{body}' for name, body in zip(names, (first, second))}
+            folder, files = planted({
+                ".clang-tidy": "Checks: '-*,bugprone-branch-clone,misc-unused-using-decls,clang-diagnostic-*'\nWarningsAsErrors: '*'\n",
+                "src/base/two.h": "#pragma once\nnamespace two {\ninline constexpr int value = 2;\n}\n", **sources})
+            build = os.path.join(folder.name, "build")
+            cache = tree.Cache(os.path.join(build, "cache"))
+            with open(os.path.join(build, "compile_commands.json"), "w", encoding="utf-8") as file:
+                json.dump([{"directory": build, "file": f"{folder.name}/{path}",
+                            "command": f"clang++-19 -std=c++20 -Wall -I{folder.name}/src -o {path}.o -c {folder.name}/{path}"}
+                           for path in sources], file)
+            found, _ = clang.check_tidy(files, build, cache)
+            for name, expected in zip(names, (wanted, None)):
+                said = [message for path, _, message in found if path == f"src/base/{name}"]
+                controls.expect(f"tidy in pairs: {first!r} beside {second!r}", said, expected)
+            folder.cleanup()
+    ways = {body: ((), clang.own_names(body)) for body in (PLAIN, *IN_PAIRS[-2][:2])}
+    if clang.grouped(ways) != [[IN_PAIRS[-2][0], PLAIN], [IN_PAIRS[-2][1]]]:
+        controls.failures.append(f"tidy in pairs: read as one are {clang.grouped(ways)}")
+
+
 def run():
     """Problems, as every rule gives them."""
     missing = clang.missing_tool(clang.FORMAT, clang.TIDY, "g++")
     if missing:
         return [("tools/lint", 1, missing)]
     controls = Controls()
-    for check in (check_coroutines, check_includes, check_listed, check_comments, check_hygiene, check_sizes, check_compilers):
+    for check in (check_coroutines, check_includes, check_listed, check_comments, check_hygiene, check_sizes, check_compilers,
+                  check_pairs):
         check(controls)
     return [("tools/lint_rules/selftest.py", 1, failure) for failure in controls.failures]

@@ -58,6 +58,9 @@ class Cache:
         self.used = set()
         os.makedirs(folder, exist_ok=True)
 
+    def knows(self, key):
+        return os.path.exists(os.path.join(self.folder, key))
+
     def get(self, key, compute):
         self.used.add(key)
         path = os.path.join(self.folder, key)
