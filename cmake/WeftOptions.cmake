@@ -1,6 +1,6 @@
 # The optional parts: what each needs, whether it is there, and one line about it.
 # Sets WEFT_MPI, WEFT_TCP, WEFT_TORCH, WEFT_PYTHON, WEFT_HIGHWAY, WEFT_SPDLOG, WEFT_TESTS, WEFT_BENCH, WEFT_CLI, WEFT_FUZZ
-# to TRUE or FALSE.
+# to TRUE or FALSE, and WEFT_TRANSPORTS to the compile definitions that say which transports there are.
 
 set(WEFT_WITH_MPI AUTO CACHE STRING "mpi transport: AUTO, ON or OFF")
 set(WEFT_WITH_TCP AUTO CACHE STRING "tcp transport: AUTO, ON or OFF")
@@ -69,6 +69,9 @@ if(WEFT_WITH_MPI)
 endif()
 weft_decide(WEFT_MPI WEFT_WITH_MPI "mpi transport"
   MPI_CXX_FOUND "MPI not found (apt-get install openmpi-bin libopenmpi-dev)")
+
+# For the few files that ask: in every file's flags, they would keep ccache from giving the core alone what release has.
+set(WEFT_TRANSPORTS "WEFT_HAVE_TCP=$<BOOL:${WEFT_TCP}>;WEFT_HAVE_MPI=$<BOOL:${WEFT_MPI}>")
 
 if(WEFT_WITH_TORCH)
   find_package(LibTorch 2.11 QUIET MODULE)  # cmake/FindLibTorch.cmake
