@@ -339,11 +339,11 @@ std::optional<EmulatedLink> resolve_network(const std::string& link, const Netwo
   if (!network.scale_up.empty() && network.nodes == 0)
     throw UsageError("--scale-up is the network inside --nodes, beside --link");
   const LinkSpec spec = parse_link(link);
-  return EmulatedLink{.bytes_per_second = spec.bytes_per_second,
-                      .latency_seconds = spec.latency_seconds,
-                      .nodes = static_cast<int>(network.nodes),
-                      .scale_up_bytes_per_second =
-                          network.scale_up.empty() ? 0 : parse_scale_up(network.scale_up, spec)};
+  return EmulatedLink{
+      .bytes_per_second = spec.bytes_per_second,
+      .latency_seconds = spec.latency_seconds,
+      .nodes = static_cast<int>(network.nodes),
+      .scale_up_bytes_per_second = network.scale_up.empty() ? 0 : parse_scale_up(network.scale_up, spec)};
 }
 
 bool take_auto(SchemeOptions& scheme) {
