@@ -24,16 +24,18 @@ class MessageSet {
 
   // REQUIRES: 0 <= micro_batch < micro_batches().
   void add(int chunk, int micro_batch) { messages_.insert({chunk, micro_batch}); }
+  void remove(int chunk, int micro_batch) { messages_.erase({chunk, micro_batch}); }
   bool has(int chunk, int micro_batch) const { return messages_.contains({chunk, micro_batch}); }
   int count() const { return static_cast<int>(messages_.size()); }
   int micro_batches() const { return micro_batches_; }
+  const std::set<std::pair<int, int>>& messages() const { return messages_; }  // chunk, micro-batch
   int first_chunk() const { return messages_.empty() ? 1 : messages_.begin()->first; }
   int last_chunk() const { return messages_.empty() ? 1 : messages_.rbegin()->first; }
   friend bool operator==(const MessageSet&, const MessageSet&) = default;
 
  private:
   int micro_batches_;
-  std::set<std::pair<int, int>> messages_;  // chunk, micro-batch
+  std::set<std::pair<int, int>> messages_;
 };
 
 }  // namespace weft

@@ -135,6 +135,22 @@ double step_seconds(const PipelineShape& shape, const PipelineTimes& times, cons
   return Graph(shape, times, coded).end();
 }
 
+namespace {
+
+// (A step is no longer for a message more: one that cannot be missed now cannot be missed behind others, either.)
+MessageSet trimmed(const PipelineShape& shape, const PipelineTimes& times, const MessageSet& messages) {
+  constexpr double kNothing = 1e-9;
+  const double end = step_seconds(shape, times, messages) + kNothing;
+  MessageSet out = messages;
+  for (const auto& [chunk, micro_batch] : messages.messages()) {
+    out.remove(chunk, micro_batch);
+    if (step_seconds(shape, times, out) > end) out.add(chunk, micro_batch);
+  }
+  return out;
+}
+
+}  // namespace
+
 MessageSet critical_messages(const PipelineShape& shape, const PipelineTimes& times) {
   MessageSet out(shape.micro_batches);
   for (int before = -1; before < out.count();) {
@@ -145,7 +161,7 @@ MessageSet critical_messages(const PipelineShape& shape, const PipelineTimes& ti
       if (message.slack < saving) out.add(message.chunk, message.micro_batch);
     }
   }
-  return out;
+  return trimmed(shape, times, out);
 }
 
 }  // namespace weft

@@ -10,7 +10,9 @@
 // Which they are follows from seconds, not from the order alone: with 4 stages, 16 micro-batches, a backward of two
 // forwards and messages of half of one, 23 of 48 have no slack at all, and not all of the epilogue's are among them.
 // Where those are compressed others have less slack than before; so that they are looked at again until none is added.
-// Then every path as long as the step has compressed messages alone: compressing all would not end it earlier.
+// Then every path as long as the step has compressed messages alone: compressing all would not end it earlier. On the
+// way messages came in that others behind them made needless: those without which the step ends as early are taken out
+// again, chunk after chunk. Without any one of those that are left it would end later.
 //
 // Thread: any.
 #pragma once
@@ -48,7 +50,7 @@ std::vector<BackMessage> message_slack(const PipelineShape& shape, const Pipelin
 // When the last stage ends, with what follows.
 double step_seconds(const PipelineShape& shape, const PipelineTimes& times, const MessageSet& coded);
 
-// Those whose slack is below what it saves that they are factors.
+// Those that must be factors for a step as short as if all were. A nanosecond counts as nothing.
 MessageSet critical_messages(const PipelineShape& shape, const PipelineTimes& times);
 
 }  // namespace weft

@@ -177,7 +177,7 @@ MessagesChoice choose_messages(const Outline& outline, EmulationOptions emulatio
                      .all_seconds = step_seconds(shape, times, all),
                      .why = {}};
   out.why = std::to_string(out.chosen) + " of " + std::to_string(out.all) +
-            " messages have less slack than it saves that they are factors; a step takes " +
+            " messages are factors, and none of them could be missed; a step takes " +
             milliseconds(out.step_seconds) + " by these seconds, with none " +
             milliseconds(out.none_seconds) + ", with the " + std::to_string(out.epilogue) +
             " of the epilogue " + milliseconds(out.epilogue_seconds) + ", with all " +
