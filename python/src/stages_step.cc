@@ -249,7 +249,8 @@ void StagesStep::load(std::span<const StateSnapshot> snapshots) {
                                   return has(whole_.parameters, key.name) &&
                                          !has(shape_.parameters, key.name);
                                 },
-                            .only = nullptr};
+                            .only = nullptr,
+                            .kin = JobStrategies::has_residuals};
   const SnapshotSource source(snapshots, world_.rank(), world_.size());
   job_->all().state().load(source, options);
   // Where any rank's own state has errors of messages, that of the last stage's last rank has.

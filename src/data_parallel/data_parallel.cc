@@ -72,13 +72,15 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
       attempt_(options_.first_step) {
   const bool is_world = comm.group_id() == engine.world().group_id();
   const DataParallelOptions::Copies& copies = options_.copies;
-  Peers peers{comm.rank(), comm.size(), is_world ? 0 : comm.group_id()};
-  if (copies.count > 1)
-    peers = {comm.rank() * copies.count + copies.place, comm.size() * copies.count, copies.peers};
-  const ParameterState::Options kept{.peers = peers,
-                                     .velocities = options_.scheme.momentum_correction > 0,
-                                     .factors = scheme_.low_rank,
-                                     .owner = options_.name};
+  ParameterState::Options kept{.peers = {comm.rank(), comm.size(), is_world ? 0 : comm.group_id()},
+                               .velocities = options_.scheme.momentum_correction > 0,
+                               .factors = scheme_.low_rank,
+                               .owner = options_.name};
+  if (copies.count > 1) {
+    kept.of_copy = kept.peers;
+    kept.is_first_copy = copies.place == 0;
+    kept.peers = {comm.rank() * copies.count + copies.place, comm.size() * copies.count, copies.peers};
+  }
   state_ = std::make_unique<ParameterState>(plan_, *registry_, kept);
   if (options_.rows_of > 0) {
     constexpr std::uint32_t kRow = 0x726f'7773u, kColumn = 0x636f'6c73u;  // "rows", "cols"

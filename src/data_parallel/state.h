@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +43,10 @@ class ParameterState {
  public:
   struct Options {
     Peers peers;
+    // Of sums, where several ranks of a group hold the same and each adds up with ranks of its own: those. The first of
+    // them saves what they have in common, and all load it. None: `peers`.
+    std::optional<Peers> of_copy = std::nullopt;
+    bool is_first_copy = true;
     bool velocities = false;              // momentum correction is on
     bool factors = false;                 // matrices are compressed to low rank
     std::string owner = "data_parallel";  // of its rows

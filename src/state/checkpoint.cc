@@ -205,6 +205,7 @@ void write_shards(const fs::path& dir, const CheckpointInfo& info, StateRegistry
   std::vector<LiveRow> rows;
   try {
     rows = registry.rows();
+    std::erase_if(rows, [](const LiveRow& row) { return row.loads_only; });
   } catch (const UsageError& e) {
     fail(path.string(), e.what());
   }

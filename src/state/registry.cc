@@ -14,8 +14,16 @@ namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
-bool contains(const std::vector<std::string>& owners, const std::string& owner) {
-  return owners.empty() || std::find(owners.begin(), owners.end(), owner) != owners.end();
+bool is_loaded(const LoadOptions& options, const std::string& owner) {
+  return options.owners.empty() ||
+         std::find(options.owners.begin(), options.owners.end(), owner) != options.owners.end() ||
+         (options.kin && options.kin(owner));
+}
+
+// What a row is looked for by: its key, without the owner where it may have been another's.
+StateKey sought(const StateRow& row, const LoadOptions& options) {
+  const bool of_kin = options.kin && row.rule != LayoutRule::restart && options.kin(row.key.owner);
+  return of_kin ? StateKey{"", row.key.kind, row.key.name} : row.key;
 }
 
 bool is_all_zeros(const StateSource& source, std::size_t row) {
@@ -42,9 +50,9 @@ bool is_all_zeros(const StateSource& source, std::size_t row) {
 void check_left_over(const StateSource& source, const RowsByKey& saved, const std::set<StateKey>& taken,
                      const LoadOptions& options) {
   for (const auto& [key, places] : saved) {
-    if (taken.contains(key) || !contains(options.owners, key.owner)) continue;
-    if (options.elsewhere && options.elsewhere(key)) continue;
     const StateRow& row = source.rows()[places[0]].row;
+    if (taken.contains(key) || !is_loaded(options, row.key.owner)) continue;
+    if (options.elsewhere && options.elsewhere(row.key)) continue;
     const std::string what =
         describe(key) + " (" + std::to_string(row.shard.tensor_elements()) + " elements)";
     if (row.rule == LayoutRule::moves) throw UsageError(source.where() + ": " + what + " has no place here");
@@ -58,15 +66,16 @@ void check_left_over(const StateSource& source, const RowsByKey& saved, const st
 // Names that rows of an owner have.
 using Known = std::set<std::pair<std::string, std::string>>;
 
-// What comes for a row; not any: it starts anew.
-Arrived arrived(const LiveRow& live, const StateSource& source, const RowsByKey& saved, const Known& known) {
+// What comes for a row, which is looked for by `by`; not any: it starts anew.
+Arrived arrived(const LiveRow& live, const StateKey& by, const StateSource& source, const RowsByKey& saved,
+                const Known& known) {
   const StateKey& key = live.row.key;
-  const auto found = saved.find(key);
+  const auto found = saved.find(by);
   if (found == saved.end()) {
     if (!live.required && live.row.rule != LayoutRule::moves) return {};
-    const auto other = saved.lower_bound({key.owner, key.kind, ""});
+    const auto other = saved.lower_bound({by.owner, by.kind, ""});
     const bool is_other =
-        other != saved.end() && other->first.owner == key.owner && other->first.kind == key.kind;
+        other != saved.end() && other->first.owner == by.owner && other->first.kind == by.kind;
     throw UsageError(source.where() + ": it has nothing for " + describe(key) + " (" + key.owner + ")" +
                      (is_other ? ", but " + describe(other->first) : ""));
   }
@@ -174,6 +183,7 @@ StateSnapshot StateRegistry::save(int rank, int size, std::string_view owner) {
   StateSnapshot out{.rank = rank, .size = size, .rows = {}};
   std::vector<std::byte> scratch;
   for (const LiveRow& live : rows(owner)) {
+    if (live.loads_only) continue;
     const std::span<const std::byte> values = live.read(scratch);
     out.rows.push_back({live.row, {values.begin(), values.end()}});
   }
@@ -181,17 +191,22 @@ StateSnapshot StateRegistry::save(int rank, int size, std::string_view owner) {
 }
 
 void StateRegistry::load(const StateSource& source, const LoadOptions& options) {
-  const RowsByKey saved = by_key(source);
+  RowsByKey saved;
   Known known;
-  for (const auto& [key, places] : saved) known.emplace(key.owner, key.name);
+  for (std::size_t i = 0; i < source.rows().size(); ++i) {
+    const StateRow& row = source.rows()[i].row;
+    saved[sought(row, options)].push_back(i);
+    known.emplace(row.key.owner, row.key.name);
+  }
   std::set<StateKey> taken;
   const std::vector<LiveRow> here = rows();
   std::vector<std::pair<const LiveRow*, Arrived>> next;
   for (const LiveRow& live : here) {
-    if (!contains(options.owners, live.row.key.owner)) continue;
+    if (!is_loaded(options, live.row.key.owner)) continue;
     if (options.only && !options.only(live.row)) continue;
-    next.emplace_back(&live, arrived(live, source, saved, known));
-    taken.insert(live.row.key);
+    const StateKey by = sought(live.row, options);
+    next.emplace_back(&live, arrived(live, by, source, saved, known));
+    taken.insert(by);
   }
   check_left_over(source, saved, taken, options);
   for (auto& [live, what] : next) {
@@ -199,7 +214,7 @@ void StateRegistry::load(const StateSource& source, const LoadOptions& options) 
     what.bytes = {};
   }
   for (const Owner& o : owners_) {
-    if (contains(options.owners, o.name) && o.state.roll_back) o.state.roll_back();
+    if (is_loaded(options, o.name) && o.state.roll_back) o.state.roll_back();
   }
 }
 

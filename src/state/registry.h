@@ -43,6 +43,8 @@ struct LiveRow {
   // Names of the owner's other rows without which this one starts anew.
   std::vector<std::string> needs;
   bool required = false;  // what is loaded must have it; of the rule moves all rows are
+  // Another rank, which has the same value, saves it: of a sum, which would count it twice.
+  bool loads_only = false;
 };
 // The committed value. Throws UsageError where it could not be loaded again: it is not finite, of another
 // length, or its owner would not take it.
@@ -63,6 +65,9 @@ struct LoadOptions {
   std::function<bool(const StateKey& key)> elsewhere;
   // Rows that are loaded, of those owners; the others stay as they are. Null: all.
   std::function<bool(const StateRow& row)> only = nullptr;
+  // Owners that are loaded, too, and between which rows change hands where the layout changes: what one of them has
+  // saved belongs to the one that has a row of this kind and name here. But for the rule restart. Null: none.
+  std::function<bool(std::string_view owner)> kin = nullptr;
 };
 
 class StateRegistry {
@@ -84,7 +89,7 @@ class StateRegistry {
 
   // All rows, or one owner's. Throws UsageError for rows that cannot be, or are there twice.
   std::vector<LiveRow> rows(std::string_view owner = {});
-  // All rows, or one owner's. REQUIRES: nothing is in flight.
+  // All rows, or one owner's, but for those that are only loaded. REQUIRES: nothing is in flight.
   StateSnapshot save(int rank, int size, std::string_view owner = {});
   // Replaces everything of the owners that are loaded and forgets what is staged. Rows that the source lacks
   // start anew. Throws UsageError, and changes nothing, where a row or its value does not fit (arrive() in

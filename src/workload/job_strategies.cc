@@ -17,6 +17,12 @@ namespace weft {
 
 namespace {
 
+// Names of the strategies that add up gradients, beside the scheme's own.
+constexpr const char* kCopies = "copies";
+constexpr const char* kTied = "tied";
+constexpr const char* kOfExperts = "expert_parallel";
+constexpr const char* kTables = "tables";
+
 // "tables", "tables 2": strategies of one kind have names of their own.
 std::string numbered(const std::string& name, std::size_t before) {
   return before == 0 ? name : name + " " + std::to_string(before + 1);
@@ -192,7 +198,7 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
       add_hybrid(engine, way, tables.parameters, options);
       continue;
     }
-    parallel.name = numbered("tables", dense_tables_.size());
+    parallel.name = numbered(kTables, dense_tables_.size());
     parallel.scheme.name = lossless_scheme().name;
     parallel.scheme.all_reduce = way.all_reduce;
     dense_tables_.push_back(&add_parallel(engine, data_, tables.parameters, parallel));
@@ -261,7 +267,7 @@ const Scheme& JobStrategies::dense_sums() const {
 // Dense whatever the scheme, and not rounded: what rounding left behind would be there once a copy.
 void JobStrategies::add_copies(const std::vector<int>& parameters) {
   DataParallelOptions options = options_.parallel;
-  options.name = "copies";
+  options.name = kCopies;
   options.dtype = options_.dtype;
   options.scheme.name = lossless_scheme().name;
   options.copies = {mesh_.tp, mesh_.coordinates(all_->world().rank()).tp, stage_.group_id()};
@@ -355,7 +361,7 @@ void JobStrategies::add_tied(const std::vector<int>& parameters) {
   }
   const Comm group = ranks_along(kDataAxes, stages, kLabel);
   DataParallelOptions options = options_.parallel;
-  options.name = "tied";
+  options.name = kTied;
   options.dtype = options_.dtype;
   std::int64_t count = 0;
   for (const ParameterInfo& info : infos_of(all_->shape(), parameters)) count += info.count;
@@ -411,7 +417,7 @@ void JobStrategies::check_experts(int ranks) const {
 // Of experts that so many ranks have.
 DataParallelOptions JobStrategies::expert_sums(int replicas) const {
   DataParallelOptions out = options_.parallel;
-  out.name = "expert_parallel";
+  out.name = kOfExperts;
   out.one_at_a_time = find_expert_policy(options_.experts.policy).whole;
   out.dtype = options_.dtype;
   out.scheme.teams = 0;  // as many as its ranks allow
@@ -582,6 +588,11 @@ std::vector<std::string> JobStrategies::owners() const {
   if (copies_ != nullptr) out.emplace_back(copies_->name());
   if (pipeline_ != nullptr && options_.backward.compresses()) out.emplace_back(pipeline_->name());
   return out;
+}
+
+bool JobStrategies::has_residuals(std::string_view owner) {
+  return owner == DataParallelOptions{}.name || owner == kTied || owner == kCopies || owner == kOfExperts ||
+         owner.starts_with(kTables);
 }
 
 void JobStrategies::set_lr(double lr) {

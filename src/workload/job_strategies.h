@@ -136,6 +136,9 @@ class JobStrategies {
   std::string left_out(const StateSource& source) const { return Pipeline::left_out(source, pipeline_); }
   // Owners of state in the registry, beside the model and its optimizer.
   std::vector<std::string> owners() const;
+  // Those that have residuals. With which of them a parameter is depends on the mesh: they are kin to one another
+  // (LoadOptions).
+  static bool has_residuals(std::string_view owner);
   // For gradients that come from now on. The density is of all gradients under the scheme, those of experts
   // among them, whatever their layout is then. REQUIRES, of it: between two steps.
   void set_lr(double lr);

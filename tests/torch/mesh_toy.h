@@ -313,6 +313,7 @@ inline Named load_and_train(const Staged& t, const Saved& saved, int from, int t
     const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
     Replica replica(world.engine(), world.comm(), *model, options_of(t));
     LoadOptions load;
+    load.kin = JobStrategies::has_residuals;
     load.elsewhere = [&](const StateKey& key) {
       return std::ranges::find(model->parameters(), key.name, &Parameter::name) == model->parameters().end();
     };

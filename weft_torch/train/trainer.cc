@@ -200,6 +200,7 @@ void Trainer::load(std::int64_t step) {
     const std::vector<std::string> owners = replica_->job().owners();
     load.owners.insert(load.owners.end(), owners.begin(), owners.end());
     load.owners.emplace_back(StateRegistry::kOwner);
+    load.kin = JobStrategies::has_residuals;
   }
   replica_->registry().load(checkpoint, load);
   const std::string left_out = replica_->job().left_out(checkpoint);
