@@ -44,6 +44,9 @@ std::string layout_of(const StageOptions& stage, int copies) {
 std::span<const float> floats(const Dense& data) {
   return {reinterpret_cast<const float*>(data.data), static_cast<std::size_t>(data.count)};
 }
+std::span<bfloat16> bfloats(const Dense& data) {
+  return {reinterpret_cast<bfloat16*>(data.data), static_cast<std::size_t>(data.count)};
+}
 
 }  // namespace
 
@@ -84,6 +87,8 @@ Pipeline::Pipeline(Engine& engine, const Comm& group, const ModelShape& shape, P
   if (width_ < 1) refuse("nobody has said how many values of a token pass from block to block");
   for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
     const ChunkShape& chunk = chunks_[static_cast<std::size_t>(c)];
+    const BlockShape& last = shape.blocks[static_cast<std::size_t>(chunk.first + chunk.count - 1)];
+    last_parts_.push_back(static_cast<int>(last.parts.size()) - 1);
     if (!chunk.arrives.empty()) {
       kinds_.push_back({c, StageExchange::arrives});
       kinds_.push_back({c, StageExchange::leaves_back});
@@ -311,7 +316,12 @@ void Pipeline::set_tokens(std::span<const std::int64_t> of_micro_batch) {
   bytes_ = std::make_shared<Bytes>();
   walked_ += static_cast<std::uint32_t>(batches_.size());
   last_ = std::move(batches_);
+  for (const auto& batch : last_) {  // of an evaluation, which has no backward
+    for (Flow& flow : batch->chunks) flow.activation.reset();
+  }
   batches_.clear();
+  kept_.begin_step();
+  on_the_way_.begin_step();
   for (const std::int64_t tokens : of_micro_batch) {
     auto batch = std::make_unique<MicroBatch>();
     batch->tokens = tokens;
@@ -389,19 +399,18 @@ void Pipeline::start_receive(int exchange, const Kind& kind, const When& when) {
   MicroBatch& batch = *batches_[static_cast<std::size_t>(when.micro_batch)];
   Flow& flow = batch.chunks[static_cast<std::size_t>(kind.chunk)];
   const std::int64_t count = batch.tokens * width_;
-  std::shared_ptr<std::byte[]>& memory = flow.memory[index(kind.what)];
-  memory =
-      std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count) * size_of(options_.dtype));
   const auto arrival = std::make_shared<Arrival>();
-  arrival->into = Dense(memory.get(), count, options_.dtype);
+  arrival->kept = kept_.take(static_cast<std::size_t>(count) * size_of(options_.dtype));
+  (is_back(kind.what) ? flow.gradient : flow.activation) = arrival->kept;
+  arrival->into = Dense(arrival->kept.get(), count, options_.dtype);
   arrival->coded = is_coded(kind, when.micro_batch, static_cast<int>(batches_.size()));
   arrival->counts = arriving(batch.tokens, arrival->coded);
   arrival->all = arrival->into;
   if (arrival->coded || wire() != options_.dtype) {
     const std::int64_t values =
         std::accumulate(arrival->counts.begin(), arrival->counts.end(), std::int64_t{0});
-    arrival->memory.resize(static_cast<std::size_t>(values) * size_of(wire()));
-    arrival->all = Dense(arrival->memory.data(), values, wire());
+    arrival->memory = on_the_way_.take(static_cast<std::size_t>(values) * size_of(wire()));
+    arrival->all = Dense(arrival->memory.get(), values, wire());
   }
   const int peer = peer_of(kind);
   const SubmitOptions how = submit_options(exchange, kind, when);
@@ -482,7 +491,7 @@ double Pipeline::take_over(const KernelCosts& kernels, const Arrival& arrival) c
     if (rounded) {
       wide.resize(arrival.coded ? static_cast<std::size_t>(came.count) : 0);
       const std::span<float> into = arrival.coded ? std::span(wide) : gradient;
-      wire::widen({reinterpret_cast<const bfloat16*>(came.data), static_cast<std::size_t>(came.count)}, into);
+      wire::widen(bfloats(came), into);
       values = into;
     }
     if (!arrival.coded || goes.count == 0) continue;
@@ -506,67 +515,75 @@ void Pipeline::start_send(int exchange, const Kind& kind, const When& when, Tens
   const Blocks shares = shares_of(batch.tokens);
   Dense data = given.sub(shares.begin(share()) * width_, shares.count(share()) * width_);
   if (data.count == 0) return;  // neither does its receiver have a share
-  if (back) {                   // whose it is may let go of it
-    std::shared_ptr<std::byte[]>& memory = flow.memory[index(kind.what)];
-    memory = std::make_shared_for_overwrite<std::byte[]>(data.size_bytes());
-    std::memcpy(memory.get(), data.data, data.size_bytes());
-    data = Dense(memory.get(), data.count, options_.dtype);
+  const auto departure = std::make_shared<Departure>();
+  departure->peer = peer_of(kind);
+  departure->bytes = bytes_;
+  if (back) {  // whose it is may let go of it
+    departure->copy = on_the_way_.take(data.size_bytes());
+    std::memcpy(departure->copy.get(), data.data, data.size_bytes());
+    data = Dense(departure->copy.get(), data.count, options_.dtype);
   }
-  const int peer = peer_of(kind);
+  departure->data = data;
   const int number = chunks_[static_cast<std::size_t>(kind.chunk)].number;
   const SubmitOptions how = submit_options(exchange, kind, when);
   Ticket& ticket = flow.tickets[index(kind.what)];
   if (!is_coded(kind, when.micro_batch, static_cast<int>(batches_.size()))) {
-    const bool rounds = options_.stage.bf16;
-    ticket = engine_.submit(comm_, how, [bytes = bytes_, peer, data, rounds](Comm comm) {
-      return send(comm, bytes, peer, data, rounds);
-    });
+    ticket = engine_.submit(comm_, how, [this, departure](Comm comm) { return send(comm, this, departure); });
     return;
   }
   // Messages of a link are coded one behind the other: each takes along what the one before left behind.
   Ticket& before = coded_[number];
   StageCodec* const coder = codec(number);
-  ticket = engine_.submit(comm_, how, [bytes = bytes_, peer, data, coder, after = before](Comm comm) {
-    return send_coded(comm, bytes, peer, coder, after, floats(data));
+  ticket = engine_.submit(comm_, how, [this, coder, after = before, departure](Comm comm) {
+    return send_coded(comm, this, coder, after, departure);
   });
   before = ticket;
 }
 
 // (Counted when it is posted: who has it already may be a step ahead.)
-Task<void> Pipeline::send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data, bool rounds) {
-  std::vector<bfloat16> rounded(rounds ? static_cast<std::size_t>(data.count) : 0);
-  if (rounds) {
+Task<void> Pipeline::send(Comm comm, Pipeline* me, std::shared_ptr<Departure> departure) {
+  Dense message = departure->data;
+  MessageMemory::Piece rounded;
+  if (me->options_.stage.bf16) {
+    rounded = me->on_the_way_.take(static_cast<std::size_t>(message.count) * sizeof(bfloat16));
+    message = Dense(rounded.get(), message.count, DType::bfloat16);
     auto work = [&] {
-      wire::narrow(floats(data), rounded);
-      return comm.kernels().round_element * static_cast<double>(rounded.size());
+      wire::narrow(floats(departure->data), bfloats(message));
+      return comm.kernels().round_element * static_cast<double>(message.count);
     };
     Compute narrowed = comm.compute(work);
     co_await narrowed;
-    data = Dense(std::span<bfloat16>{rounded});
+    departure->copy.reset();
   }
-  Transfer sent = comm.send(peer, 0, data);
-  bytes->sent += comm.bytes_sent();
+  Transfer sent = comm.send(departure->peer, 0, message);
+  departure->bytes->sent += comm.bytes_sent();
   co_await sent;
 }
 
-Task<void> Pipeline::send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
-                                Ticket before, std::span<const float> gradient) {
+Task<void> Pipeline::send_coded(Comm comm, Pipeline* me, StageCodec* codec, Ticket before,
+                                std::shared_ptr<Departure> departure) {
   if (before.valid()) co_await before;
-  const auto tokens = static_cast<std::int64_t>(gradient.size()) / codec->width();
-  std::vector<float> coded(static_cast<std::size_t>(coded_count(codec->options(), tokens, codec->width())));
-  std::vector<bfloat16> rounded(codec->rounds() ? coded.size() : 0);
+  const std::span<const float> gradient = floats(departure->data);
+  const std::int64_t tokens = departure->data.count / codec->width();
+  const auto count = static_cast<std::size_t>(coded_count(codec->options(), tokens, codec->width()));
+  MessageMemory::Piece coded = me->on_the_way_.take(count * sizeof(float));
+  const MessageMemory::Piece rounded = me->on_the_way_.take(codec->rounds() ? count * sizeof(bfloat16) : 0);
+  Dense message(coded.get(), static_cast<std::int64_t>(count), DType::float32);
   auto work = [&] {
-    codec->encode(gradient, coded);
-    if (codec->rounds()) wire::narrow(coded, rounded);
-    return codec->encode_seconds(comm.kernels(), tokens) +
-           comm.kernels().narrow_element * static_cast<double>(rounded.size());
+    const std::span<float> factors(reinterpret_cast<float*>(coded.get()), count);
+    codec->encode(gradient, factors);
+    const double spent = codec->encode_seconds(comm.kernels(), tokens);
+    if (!codec->rounds()) return spent;
+    message = Dense(rounded.get(), message.count, DType::bfloat16);
+    wire::narrow(factors, bfloats(message));
+    return spent + comm.kernels().narrow_element * static_cast<double>(count);
   };
   Compute computed = comm.compute(work);
   co_await computed;
-  const Dense message =
-      codec->rounds() ? Dense(std::span<bfloat16>{rounded}) : Dense(std::span<float>{coded});
-  Transfer sent = comm.send(peer, 0, message);
-  bytes->sent += comm.bytes_sent();
+  departure->copy.reset();
+  if (codec->rounds()) coded.reset();
+  Transfer sent = comm.send(departure->peer, 0, message);
+  departure->bytes->sent += comm.bytes_sent();
   co_await sent;
 }
 
@@ -588,6 +605,16 @@ std::vector<Ticket> Pipeline::work() const {
     }
   }
   return out;
+}
+
+void Pipeline::computed(const Piece& piece) {
+  if (!adds_gradients(piece.work)) return;
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    const ChunkShape& chunk = chunks_[c];
+    Flow& flow = batches_[static_cast<std::size_t>(piece.micro_batch)]->chunks[c];
+    if (piece.block == chunk.first && piece.part == 0) flow.activation.reset();
+    if (piece.block == chunk.first + chunk.count - 1 && piece.part == last_parts_[c]) flow.gradient.reset();
+  }
 }
 
 std::int64_t Pipeline::formula_of_step() const {
@@ -680,12 +707,12 @@ const Pipeline::Flow* Pipeline::find(const std::string& activation, int micro_ba
 }
 
 std::shared_ptr<std::byte[]> Pipeline::arrived(const std::string& activation, int micro_batch) const {
-  return find(activation, micro_batch, false)->memory[index(StageExchange::arrives)];
+  return find(activation, micro_batch, false)->activation;
 }
 
 std::shared_ptr<std::byte[]> Pipeline::gradient_arrived(const std::string& activation,
                                                         int micro_batch) const {
-  return find(activation, micro_batch, true)->memory[index(StageExchange::arrives_back)];
+  return find(activation, micro_batch, true)->gradient;
 }
 
 }  // namespace weft

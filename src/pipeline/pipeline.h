@@ -7,8 +7,13 @@
 //   gradient      of what it gave arrives in front of its backward; of what it took leaves behind it
 //
 // Receives are posted ahead of their use, so that a message never waits for one. A sent activation is let go in
-// front of the chunk's backward, when its receiver has long had it; a sent gradient is a copy, let go a step later:
-// nobody waits for a send.
+// front of the chunk's backward, when its receiver has long had it; a sent gradient is a copy that is let go as soon as
+// it has been sent, and awaited a step later: nobody waits for a send.
+//
+// Memory follows from the table (message_memory.h). What arrived is kept until the last piece that reads it has ended:
+// an activation behind the backward of the chunk's first part, a gradient behind that of its last part (zb-h1: the half
+// that makes gradients of weights). So a stage keeps what is under way on it, and what was posted ahead: as many
+// items as there are stages. With 1f1b that does not grow with the number of micro-batches.
 //
 // Which gradients travel as factors (stage_codec.h) follows from the table: those of the epilogue, or all. Both
 // ends work it out from the same order of pieces, by chunk and micro-batch. Or they were chosen one by one
@@ -50,6 +55,7 @@
 #include <vector>
 
 #include "patterns/blocks.h"
+#include "pipeline/message_memory.h"
 #include "pipeline/message_set.h"
 #include "pipeline/stage_codec.h"
 #include "state/registry.h"
@@ -100,6 +106,7 @@ class Pipeline final : public Strategy {
   void start(int exchange, const When& when, TensorSource& tensors) override;
   Ticket ticket(int exchange, const When& when) const override;
   std::vector<Ticket> work() const override;
+  void computed(const Piece& piece) override;
   void step_end() override;
   StepResult verdict() override { return {.committed = true, .step = 0, .bad = {}, .text = {}}; }
   void close(bool, double) override { closed_ = ended_; }
@@ -110,8 +117,8 @@ class Pipeline final : public Strategy {
   // How often the loss counts in the gradients of the step, before its first backward.
   void set_scale(double scale);
 
-  // Whoever takes the memory shares it; the strategy lets go of it behind the next set_tokens(). Null: the
-  // micro-batch has no token. REQUIRES: it was awaited.
+  // Whoever takes the memory shares it; the strategy lets go of it behind the last piece that reads it, and in an
+  // evaluation with the next set_tokens(). Null: the micro-batch has no token. REQUIRES: it was awaited.
   std::shared_ptr<std::byte[]> arrived(const std::string& activation, int micro_batch) const;
   std::shared_ptr<std::byte[]> gradient_arrived(const std::string& activation, int micro_batch) const;
 
@@ -123,6 +130,11 @@ class Pipeline final : public Strategy {
   // Of the link over which that chunk of this rank sends gradients; null: none that compresses.
   StageCodec* codec(int chunk);
 
+  // Of what arrives, from when it is posted until it is not needed any more; and of what is on its way in another
+  // form than that: copies, factors and rounded values.
+  const MessageMemory& kept() const { return kept_; }
+  const MessageMemory& on_the_way() const { return on_the_way_; }
+
   // What of a source's state nobody of this run takes, in one line; "": nothing. `here`: null where it has no stages.
   static std::string left_out(const StateSource& source, const Pipeline* here);
 
@@ -133,7 +145,7 @@ class Pipeline final : public Strategy {
  private:
   struct Flow {  // of a chunk in a micro-batch
     std::array<Ticket, kStageExchanges> tickets;
-    std::array<std::shared_ptr<std::byte[]>, kStageExchanges> memory;
+    MessageMemory::Piece activation, gradient;  // that arrive, while they are needed
   };
   struct MicroBatch {
     std::int64_t tokens = 0;
@@ -173,16 +185,24 @@ class Pipeline final : public Strategy {
   };
   // What arrives: as it travels, the shares of all copies end to end, and where it goes.
   struct Arrival {
-    Dense into;
-    std::vector<std::byte> memory;     // of what travels; none: that is what goes there
+    MessageMemory::Piece kept;
+    Dense into;                        // of that
+    MessageMemory::Piece memory;       // of what travels; none: that is what goes there
     Dense all;                         // what travels
     std::vector<std::int64_t> counts;  // of each share
     bool coded = false;
     bool is_in_place() const { return all.data == into.data; }
   };
-  static Task<void> send(Comm comm, std::shared_ptr<Bytes> bytes, int peer, Dense data, bool rounds);
-  static Task<void> send_coded(Comm comm, std::shared_ptr<Bytes> bytes, int peer, StageCodec* codec,
-                               Ticket before, std::span<const float> gradient);
+  // What leaves.
+  struct Departure {
+    int peer = 0;
+    Dense data;
+    MessageMemory::Piece copy;  // that `data` is in; none: it is the driver's
+    std::shared_ptr<Bytes> bytes;
+  };
+  static Task<void> send(Comm comm, Pipeline* me, std::shared_ptr<Departure> departure);
+  static Task<void> send_coded(Comm comm, Pipeline* me, StageCodec* codec, Ticket before,
+                               std::shared_ptr<Departure> departure);
   static Task<void> receive(Comm comm, Pipeline* me, int peer, std::shared_ptr<Arrival> arrival);
   static Task<void> gather(Comm comm, Pipeline* me, std::shared_ptr<Bytes> bytes, Ticket received,
                            std::shared_ptr<Arrival> arrival);
@@ -192,6 +212,7 @@ class Pipeline final : public Strategy {
   Engine& engine_;
   Comm comm_;
   std::vector<ChunkShape> chunks_;
+  std::vector<int> last_parts_;  // of each chunk: its last block's last
   std::int64_t width_;
   PipelineOptions options_;
   StateRegistry& registry_;
@@ -202,8 +223,9 @@ class Pipeline final : public Strategy {
   std::map<int, std::unique_ptr<StageCodec>> codecs_;        // by chunk of the model
   std::map<int, Ticket> coded_;                              // by chunk of the model: of its last message
   std::vector<std::unique_ptr<MicroBatch>> batches_, last_;  // of this step and of the one before
-  std::uint32_t walked_ = 0;                                 // micro-batches before those of this step
-  std::shared_ptr<Bytes> bytes_;                             // since set_tokens()
+  MessageMemory kept_, on_the_way_;
+  std::uint32_t walked_ = 0;               // micro-batches before those of this step
+  std::shared_ptr<Bytes> bytes_;           // since set_tokens()
   std::shared_ptr<Bytes> ended_, closed_;  // of the step whose backward, or which, was over last
 };
 

@@ -72,10 +72,9 @@ class EmulatedRank final : public Driver {
       abandon(job_.all(), std::current_exception());
       throw;
     }
-    EmulatedSteps out = account_.take(options_.warmup);
+    EmulatedSteps out = account_.take(options_.warmup, job_);
     out.formula_bytes = job_.formula_bytes(figures_.cost, figures_.micro_op_bytes);
     if (packing_ != nullptr) out.packings = packing_->changes();
-    out.notes = job_.notes();
     return out;
   }
 

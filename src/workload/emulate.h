@@ -101,6 +101,10 @@ struct EmulatedSteps {
   std::vector<PackingChange> packings;      // of experts, warm-up included
   std::vector<double> table_formula_bytes;  // of them, of tables
   std::vector<std::string> notes;           // of tables (JobStrategies::notes)
+  // Of messages between stages, the most at a time in the last step: of what arrives, and of what was on its way
+  // (Pipeline::kept(), Pipeline::on_the_way()); pieces of memory that all steps took from the system for them.
+  std::size_t kept_bytes = 0, on_the_way_bytes = 0;
+  std::uint64_t fresh_pieces = 0;
 };
 
 // The stage of a rank.

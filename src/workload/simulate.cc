@@ -108,8 +108,7 @@ class SimulatedRank final : public Driver {
   static Task<void> run(Comm comm, SimulatedRank* me);
   Strategies& strategies() { return strategies_.all(); }
   EmulatedSteps take() {
-    EmulatedSteps out = account_.take(job_.options.warmup);
-    out.notes = strategies_.notes();
+    EmulatedSteps out = account_.take(job_.options.warmup, strategies_);
     out.formula_bytes = strategies_.formula_bytes(engine_.world().cost(), engine_.world().micro_op_bytes());
     if (packing_ != nullptr) out.packings = packing_->changes();
     out.scale_out_bytes = port_.bytes(job_.options.warmup, out.payload_bytes.size());

@@ -334,7 +334,7 @@ void StepAccount::complete(const JobStrategies& job, const LinkCost& link) {
   all_.compute_seconds.push_back(job.computed_seconds());
 }
 
-EmulatedSteps StepAccount::take(std::int64_t warmup) {
+EmulatedSteps StepAccount::take(std::int64_t warmup, const JobStrategies& job) {
   EmulatedSteps out = all_;
   for (std::vector<double>* values :
        {&out.step_seconds, &out.waited_seconds, &out.exchange_seconds, &out.payload_bytes,
@@ -342,6 +342,12 @@ EmulatedSteps StepAccount::take(std::int64_t warmup) {
     values->erase(values->begin(), values->begin() + warmup);
   }
   out.times.erase(out.times.begin(), out.times.begin() + warmup);
+  out.notes = job.notes();
+  if (const Pipeline* const stages = job.pipeline(); stages != nullptr) {
+    out.kept_bytes = stages->kept().peak_bytes();
+    out.on_the_way_bytes = stages->on_the_way().peak_bytes();
+    out.fresh_pieces = stages->kept().fresh() + stages->on_the_way().fresh();
+  }
   return out;
 }
 

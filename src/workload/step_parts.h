@@ -149,7 +149,7 @@ class StepAccount {
   // Its tickets are done, its result is there. `link`: by which all-reduces are chosen.
   void complete(const JobStrategies& job, const LinkCost& link);
   // Without the first `warmup` steps. REQUIRES: all are complete. formula_bytes is for the caller to set.
-  EmulatedSteps take(std::int64_t warmup);
+  EmulatedSteps take(std::int64_t warmup, const JobStrategies& job);
 
  private:
   EmulatedSteps all_;

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "planner/messages.h"
+#include "reference/kept_messages.h"
 #include "step/stage.h"
 #include "weft/error.h"
 #include "workload/emulate.h"
@@ -324,6 +325,85 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsThePaperSays) {
       PipelineShape doubled = shape;
       doubled.doubled = true;
       EXPECT_EQ(most_held(doubled, p), std::min(16, 2 * (stages - 1 - p) + 1));
+    }
+  }
+}
+
+// What arrived is let go behind the last piece that reads it: a stage keeps as much as its table says, and 1f1b, however
+// many micro-batches there are, what is under way on it.
+TEST(Pipeline, KeepsTheMessagesThatAreUnderWay) {
+  struct Case {
+    const char* schedule;
+    int chunks = 1;
+    bool doubled = false;
+    bool grows = false;
+  };
+  for (const Case& c :
+       {Case{"gpipe", 1, false, true}, Case{"1f1b"}, Case{"1f1b", 1, true}, Case{"interleaved", 2},
+        Case{"interleaved", 3}, Case{"zb-h1"}, Case{"zb-h1", 1, true}}) {
+    std::vector<std::vector<std::size_t>> kept,
+        on_the_way;  // of every number of micro-batches, of each stage
+    for (const int micro_batches : {8, 16, 32}) {
+      const Job job{.schedule = c.schedule,
+                    .stages = 4,
+                    .micro_batches = micro_batches,
+                    .chunks = c.chunks,
+                    .doubled = c.doubled,
+                    .rate = 4e6};
+      const std::vector<EmulatedSteps> ranks = simulated(job);
+      const PipelineShape shape{pipeline_schedule_of(c.schedule), 4, c.chunks, micro_batches, c.doubled};
+      const std::string title = std::string(c.schedule) + ", " + std::to_string(micro_batches) + ", stage ";
+      kept.emplace_back();
+      on_the_way.emplace_back();
+      for (int stage = 0; stage < 4; ++stage) {
+        const EmulatedSteps& rank = ranks[static_cast<std::size_t>(stage)];
+        const auto message = static_cast<std::size_t>(4 * kTokens * kWidth);
+        EXPECT_EQ(rank.kept_bytes, static_cast<std::size_t>(reference::most_kept(shape, stage)) * message)
+            << title << stage;
+        // (The last stage of gpipe takes activations alone, and needs all of them.)
+        const bool needs_all = c.grows && stage == 3;
+        EXPECT_EQ(
+            rank.kept_bytes < static_cast<std::size_t>(reference::most_kept(shape, stage, true)) * message,
+            !needs_all)
+            << title << stage;
+        kept.back().push_back(rank.kept_bytes);
+        on_the_way.back().push_back(rank.on_the_way_bytes);
+      }
+    }
+    if (c.grows) {  // by the activations of every micro-batch more; to the first stage none comes
+      for (std::size_t stage = 1; stage < 4; ++stage)
+        EXPECT_EQ(kept[2][stage] - kept[0][stage], 24 * 4 * kTokens * kWidth) << stage;
+      continue;
+    }
+    EXPECT_EQ(kept[2], kept[1]) << c.schedule;
+    EXPECT_EQ(on_the_way[2], on_the_way[1]) << c.schedule;
+    const bool is_plain = c.schedule == std::string("1f1b") && !c.doubled;
+    EXPECT_TRUE(!is_plain || kept[2] == kept[0]) << c.schedule;
+  }
+}
+
+// Steps behind the first ones take no memory for messages from the system, whatever these travel as.
+TEST(Pipeline, WarmStepsTakeNoMemoryForMessages) {
+  for (const bool bf16 : {false, true}) {
+    for (const int columns : {0, 2}) {
+      Job job{.stages = 4, .micro_batches = 16, .columns = columns, .messages = "all", .rate = 4e6};
+      job.bf16 = bf16;
+      EmulationOptions options = options_of(job);
+      SimulationOptions simulation;
+      simulation.ranks = job.stages;
+      simulation.link.bytes_per_second = job.rate;
+      const auto fresh_of = [&](std::int64_t steps) {
+        options.steps = steps;
+        std::uint64_t sum = 0;
+        for (const EmulatedSteps& rank : simulate_ranks(outline_of_job(job), options, simulation))
+          sum += rank.fresh_pieces;
+        return sum;
+      };
+      const std::uint64_t few = fresh_of(2);
+      EXPECT_GT(few, 0);
+      EXPECT_EQ(fresh_of(12), few) << columns << (bf16 ? " bf16" : "");
+      // A control: fewer pieces than the messages of one step.
+      EXPECT_LT(few, 2U * 3U * 16U) << columns;
     }
   }
 }

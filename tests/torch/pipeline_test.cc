@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "reference/kept_messages.h"
 #include "torch/mesh_toy.h"
 #include "weft/error.h"
 
@@ -73,6 +74,45 @@ TEST(Stages, RecomputationChangesNoBit) {
     EXPECT_EQ(again.losses, kept.losses);
     for (const auto& [name, value] : kept.parameters)
       EXPECT_TRUE(torch::equal(again.parameters.at(name), value)) << schedule << " " << name;
+  }
+}
+
+// What arrived is let go by model and strategy where the table says: the most that is kept is the table's, however many
+// micro-batches there are, and behind a step nothing is left.
+TEST(Stages, KeepMessagesAsLongAsTheyAreRead) {
+  constexpr std::int64_t kMessage = kLength * 12 * 4;  // of one sequence
+  struct Case {
+    StageOptions stage;
+    bool grows = false;
+    bool recompute = false;
+  };
+  for (const Case& c :
+       {Case{{.stages = 4, .schedule = "gpipe"}, true}, Case{{.stages = 4}}, Case{{.stages = 4}, false, true},
+        Case{{.stages = 4, .double_warmup = true}}, Case{{.stages = 4, .schedule = "zb-h1"}},
+        Case{{.stages = 4, .schedule = "interleaved", .chunks = 2}}}) {
+    std::vector<std::vector<std::int64_t>> kept;  // of every number of micro-batches, of each stage
+    for (const int micro_batches : {16, 32}) {
+      const Staged t = with({.stage = c.stage,
+                             .micro_batches = micro_batches,
+                             .layers = 9,
+                             .sequences = micro_batches,
+                             .type = torch::kFloat32,
+                             .recompute = c.recompute});
+      std::vector<std::int64_t>& mine = kept.emplace_back(4);
+      run_ranks(4, [&](World& world) {
+        at::set_num_threads(1);
+        const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+        Replica replica(world.engine(), world.comm(), *model, options_of(t));
+        walk(t, replica, 0, 0, 2);
+        const MessageMemory& memory = replica.job().pipeline()->kept();
+        mine[static_cast<std::size_t>(world.rank())] = static_cast<std::int64_t>(memory.peak_bytes());
+        const PipelineShape shape = pipeline_shape(t.stage, micro_batches);
+        EXPECT_EQ(memory.peak_bytes(), reference::most_kept(shape, world.rank()) * kMessage) << title(t);
+        EXPECT_EQ(memory.live_bytes(), 0) << title(t);
+        EXPECT_EQ(replica.job().pipeline()->on_the_way().live_bytes(), 0) << title(t);
+      });
+    }
+    EXPECT_EQ(kept[1][3] - kept[0][3], c.grows ? 16 * kMessage : 0) << c.stage.schedule;
   }
 }
 

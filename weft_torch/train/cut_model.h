@@ -44,6 +44,10 @@ class CutModel {
   // For its readers, in place of what was given; for its giver, in place of its readers' gradients.
   void arrived(const std::string& activation, int micro_batch, const torch::Tensor& tensor);
   void gradient_arrived(const std::string& activation, int micro_batch, const torch::Tensor& gradient);
+  // Nobody reads an activation that arrived any more.
+  void let_go(const std::string& activation, int micro_batch) {
+    this->activation(activation, micro_batch) = {};
+  }
   // The same with what was to be sent, whose memory others have added to.
   void take_sum(const std::string& activation, int micro_batch);
   void take_gradient_sum(const std::string& activation, int micro_batch);

@@ -55,10 +55,14 @@ void StageTensors::before_backward(const Piece& piece) {
 }
 
 Dense StageTensors::tensor(const TensorName& name) {
-  const torch::Tensor from = name.of == TensorName::Of::gradient
-                                 ? cut_.gradient_to_send(name.name, name.micro_batch)
-                                 : cut_.to_send(name.name, name.micro_batch);
+  const bool back = name.of == TensorName::Of::gradient;
+  const torch::Tensor from =
+      back ? cut_.gradient_to_send(name.name, name.micro_batch) : cut_.to_send(name.name, name.micro_batch);
   if (!from.defined()) return {};
+  if (back) {
+    leaving_ = from;
+    cut_.let_go(name.name, name.micro_batch);
+  }
   const DType dtype = from.scalar_type() == torch::kFloat64 ? DType::float64 : DType::float32;
   return {static_cast<std::byte*>(from.data_ptr()), from.numel(), dtype};
 }

@@ -33,6 +33,7 @@ class StageTensors final : public TensorSource {
   JobStrategies& job_;
   CutModel& cut_;
   std::span<const Batch> batches_;
+  torch::Tensor leaving_;  // the gradient that was asked for last: whoever asks copies it
 };
 
 }  // namespace weft
