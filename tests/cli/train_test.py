@@ -257,6 +257,8 @@ class RunTest(TrainTest):
             self.ok(self.train(*moe, "--experts", experts, "--ranks", ranks, "--mesh", mesh, "--out", experts))
             for mine, other in zip(self.losses(experts), self.losses(f"{experts}-alone")):
                 self.assertAlmostEqual(mine, other, delta=1e-5)
+            counted = [json.loads((self.folder / f"{run}/summary.json").read_text())["parameters"] for run in (experts, f"{experts}-alone")]
+            self.assertEqual(counted[0], counted[1])  # of the whole model, whoever has which expert
         self.assertNotAlmostEqual(self.losses("2")[-1], self.losses("8")[-1], delta=1e-5)  # control
 
     def test_a_gate_that_gives_no_numbers(self) -> None:

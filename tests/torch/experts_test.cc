@@ -129,6 +129,17 @@ TEST(ExpertsOfSeveralRanks, EqualOneProcessOnEveryLayout) {
           << "ep " << ep << ", capacity " << capacity;
       expect_equal_replicas(ranks, ep);
     }
+    Moe brief = t;
+    brief.steps = 2;
+    const Trained expected = alone(brief);
+    for (const int ep : {1, 2, 4, 8}) {
+      for (int slices = 1; slices <= 8; ++slices) {
+        brief.experts.slices = slices;
+        EXPECT_LT(largest_distance(together(brief, ep), expected, brief, ep), kTolerance)
+            << "ep " << ep << ", " << slices << " slices, capacity " << capacity;
+      }
+    }
+    EXPECT_GT(largest_distance(together(brief, 2), reference, brief, 2), 1e-7);  // control: of other steps
   }
 }
 
@@ -416,10 +427,20 @@ TEST(ExpertsProcesses, SameBitsAsThreads) {
     Moe t = some(capacity);
     t.world = world->size();
     t.steps = 4;
+    const Trained reference = alone(t);
+    for (const int ep : {1, 2}) {
+      for (const int slices : {1, 3, 8}) {
+        t.experts.slices = slices;
+        const Trained mine = train_on(*world, t, ep);
+        const std::vector<Trained> threads = together(t, ep);
+        torch_test::expect_same_bits(mine, threads[static_cast<std::size_t>(world->rank())]);
+        EXPECT_LT(largest_distance(threads, reference, t, ep), kTolerance) << ep << ", " << slices;
+      }
+    }
     const Trained mine = train_on(*world, t, t.world);
     const std::vector<Trained> threads = together(t, t.world);
     torch_test::expect_same_bits(mine, threads[static_cast<std::size_t>(world->rank())]);
-    EXPECT_LT(largest_distance(threads, alone(t), t, t.world), kTolerance);
+    EXPECT_LT(largest_distance(threads, reference, t, t.world), kTolerance);
     t.steps -= 1;
     EXPECT_FALSE(torch::equal(mine.parameters[0], together(t, t.world)[0].parameters[0]));  // control
   }

@@ -158,6 +158,7 @@ void Trainer::open() {
   watch_packing();
   batches_ = std::make_unique<Prefetch>(std::move(batches), first_step_);
   start.first_step = first_step_;
+  sizes.experts.ranks = 1;  // of the whole model
   start.parameters = model_shape(options_.model, sizes).num_elements();
   start.data = source->description();
   observer_.started(start);
