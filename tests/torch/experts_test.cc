@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 
 #include "experts/router.h"
@@ -134,6 +135,8 @@ TEST(ExpertsOfSeveralRanks, EqualOneProcessOnEveryLayout) {
     const Trained expected = alone(brief);
     for (const int ep : {1, 2, 4, 8}) {
       for (int slices = 1; slices <= 8; ++slices) {
+        const bool sample = ep == (capacity > 0 ? 8 : 4) || slices == 1 + ep;
+        if (!sample && std::getenv("WEFT_TEST_GRID") == nullptr) continue;
         brief.experts.slices = slices;
         EXPECT_LT(largest_distance(together(brief, ep), expected, brief, ep), kTolerance)
             << "ep " << ep << ", " << slices << " slices, capacity " << capacity;
