@@ -19,7 +19,7 @@ class Halves:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         every = dict.fromkeys(each for module in modules for each in module.modules())
         self.layers = [each for each in every if isinstance(each, torch.nn.Linear) and type(each).forward is torch.nn.Linear.forward]
-        self.at: Place = (0, 0)  # what is kept from here on is of that backward
+        self.at: Optional[Place] = None  # the backward that is walked now; outside of one (gradients asked for in a forward) nothing is in halves
         self.kept: Dict[Place, List[Product]] = {}
 
     @contextlib.contextmanager
@@ -35,24 +35,36 @@ class Halves:
                 del vars(layer)["forward"]
             self.kept.clear()
 
-    def _forward(self, layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    def _forward(self, layer: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
         weight, bias = layer.weight, layer.bias
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not (_waits(weight) and (bias is None or _waits(bias))):
-            return torch.nn.functional.linear(x, weight, bias)
-        given: torch.Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+            return torch.nn.functional.linear(input, weight, bias)
+        given: torch.Tensor = _Linear.apply(input, weight, bias, self)  # type: ignore[no-untyped-call]
         return given
 
-    def keep(self, product: Product) -> None:
+    @contextlib.contextmanager
+    def backward_of(self, module: int, micro_batch: int) -> Iterator[None]:
+        self.at = (module, micro_batch)
+        try:
+            yield
+        finally:
+            self.at = None
+
+    def keep(self, product: Product) -> bool:
+        """False where no backward is walked: the caller wants it at once."""
+        if self.at is None:
+            return False
         self.kept.setdefault(self.at, []).append(product)
+        return True
 
     @torch.no_grad()
     def run(self, module: int, micro_batch: int) -> None:
         """Adds the products of that backward to the gradients of weights and biases."""
         for weight, bias, x, gradient in self.kept.pop((module, micro_batch), []):
-            rows = gradient.reshape(-1, gradient.shape[-1])
-            _add(weight, rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype))
+            of_weight, of_bias = _products(x, gradient)
+            _add(weight, of_weight)
             if bias is not None:
-                _add(bias, rows.sum(0))
+                _add(bias, of_bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -63,12 +75,19 @@ class _Linear(torch.autograd.Function):
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[Optional[torch.Tensor], None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         (x,) = ctx.saved_tensors
-        ctx.halves.keep((ctx.weight, ctx.bias, x, gradient))
         back = (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return back, None, None, None
+        if ctx.halves.keep((ctx.weight, ctx.bias, x, gradient)):
+            return back, None, None, None
+        of_weight, of_bias = _products(x, gradient)
+        return back, of_weight.to(ctx.weight.dtype), None if ctx.bias is None else of_bias.to(ctx.bias.dtype), None
+
+
+def _products(x: torch.Tensor, gradient: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of a weight and a bias."""
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    return rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype), rows.sum(0)
 
 
 def _waits(parameter: torch.Tensor) -> bool:

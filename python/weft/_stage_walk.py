@@ -159,8 +159,8 @@ class Walk:
             scale = self.core.scale * batch.loss_scale
             gradient = torch.full_like(given, scale * batch.counts[m]) if batch.counts[m] > 0 else None
         if gradient is not None and given.requires_grad:
-            self.halves.at = (number, m)
-            torch.autograd.backward(given, gradient)
+            with self.halves.backward_of(number, m):
+                torch.autograd.backward(given, gradient)
         chunk = self.first_of.get(number)
         if chunk is None:
             return

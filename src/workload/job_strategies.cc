@@ -23,9 +23,9 @@ constexpr const char* kTied = "tied";
 constexpr const char* kOfExperts = "expert_parallel";
 constexpr const char* kTables = "tables";
 
-// "tables", "tables 2": strategies of one kind have names of their own.
+// "tables", "tables-2": strategies of one kind have names of their own, which state has as well.
 std::string numbered(const std::string& name, std::size_t before) {
-  return before == 0 ? name : name + " " + std::to_string(before + 1);
+  return before == 0 ? name : name + "-" + std::to_string(before + 1);
 }
 
 // Parameters by whose they are.

@@ -261,6 +261,11 @@ class RunTest(TrainTest):
             self.assertEqual(counted[0], counted[1])  # of the whole model, whoever has which expert
         self.assertNotAlmostEqual(self.losses("2")[-1], self.losses("8")[-1], delta=1e-5)  # control
 
+    def test_two_dense_ways_of_tables_are_saved(self) -> None:
+        self.ok(self.train("--preset", "tiny", "--model", "gnmt", "--ranks", "2", "--tables", "dense/decoder.embedding.weight=push-pull",
+                           "--steps", "2", "--checkpoint-every", "2", "--out", "a"))
+        self.assertTrue((self.folder / "a/checkpoints/step-2").is_dir())
+
     def test_a_gate_that_gives_no_numbers(self) -> None:
         moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--ranks", "2", "--mesh", "ep=2", "--steps", "9", "--checkpoint-every", "0")
         done = self.refused(*moe, "--optimizer", "sgd", "--lr", "1e30", "--out", "a", says="the loss is NaN on rank 0")

@@ -156,6 +156,28 @@ def halves():
     (expected, _) = stepped("1f1b")
     assert len(calls) == 2 * 4 * len(linear) and all(distance(watched[name], expected[name]) < 1e-12 for name in linear)
 
+    class Asks(torch.nn.Module):
+        """Uses, in its forward, a gradient of what it is made of: that is no backward of the walk."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            with torch.enable_grad():
+                y = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(torch.tanh(self.inner(input=y)).sum(), y)
+            return x + torch.tanh(self.inner(x)) + gradient
+
+    def asking(schedule):
+        torch.manual_seed(6)
+        listed = [torch.nn.Embedding(WORDS, WIDTH), Asks(), Asks(), torch.nn.Linear(WIDTH, WORDS)]
+        pipe = weft.pipeline.Pipeline([each.double() for each in listed], 2, loss_of, 4, count=counted, schedule=schedule)
+        pipe.step(*batch)
+        return [p.grad for p in pipe.parameters()]
+
+    assert all(distance(a, b) < 1e-12 for a, b in zip(asking("zb-h1"), asking("1f1b")))
+
     def beside_a_table(schedule):
         torch.manual_seed(5)
         table, head, last = torch.nn.Embedding(WORDS, WIDTH, sparse=True), torch.nn.Linear(WIDTH, WORDS), torch.nn.Linear(WORDS, WORDS)
