@@ -110,6 +110,37 @@ double seconds_of(const Trace& trace, const std::string& name) {
   return sum;
 }
 
+std::map<std::string, int> operations_of(const Trace& trace) {
+  std::map<std::string, int> out;
+  for (const TraceEvent& e : trace.events()) out[e.name] += e.kind == TraceEvent::Kind::operation;
+  return out;
+}
+
+// Four all-to-alls of rows for each layer, micro-batch and slice, none where no expert is remote; without a capacity
+// one of counts in addition for each layer and micro-batch, in forward (backward knows what came).
+TEST(SimulatedExperts, AllToAllsAreAsManyAsThereMustBe) {
+  constexpr int kLayers = 2, kSlices = 3;
+  constexpr std::int64_t kSteps = 2;
+  for (const int ep : {1, 2, 8}) {
+    for (const double capacity : {1.25, 0.0}) {
+      for (const int micro_batches : {1, 2}) {
+        const Outcome run = simulated({.ep = ep,
+                                       .slices = kSlices,
+                                       .capacity = capacity,
+                                       .micro_batches = micro_batches,
+                                       .steps = kSteps});
+        for (const Trace& trace : run.traces) {
+          std::map<std::string, int> found = operations_of(trace);
+          const int of_layers = ep == 1 ? 0 : kLayers * micro_batches * static_cast<int>(kSteps);
+          for (const char* name : {"dispatch", "combine", "gradients of dispatch", "gradients of combine"})
+            EXPECT_EQ(found[name], kSlices * of_layers) << name << ", ep " << ep << ", capacity " << capacity;
+          EXPECT_EQ(found["rows for each expert"], capacity > 0 ? 0 : of_layers) << "ep " << ep;
+        }
+      }
+    }
+  }
+}
+
 double forward_seconds(const Trace& trace) {
   return seconds_of(trace, "dispatch") + seconds_of(trace, "combine");
 }
