@@ -13,7 +13,7 @@
 #include "data_parallel/schemes.h"
 #include "experts/packing.h"
 #include "experts/policies.h"
-#include "patterns/pipeline.h"
+#include "stage_flags.h"
 #include "transports/link_model.h"
 #include "transports/link_spec.h"
 #include "weft/error.h"
@@ -64,35 +64,6 @@ void add_mesh_flag(Settings& s, TrainFlags& t) {
         "axes of the ranks, e.g. dp=4 (default: all along dp), with experts dp=8,ep=4, with stages "
         "dp=2,pp=4, with "
         "matrices that ranks cut dp=2,pp=2,tp=2");
-}
-
-void add_stage_flags(Settings& s, TrainFlags& t) {
-  BackwardOptions& backward = t.options.backward;
-  s.group("Stages (--mesh pp=2; gpt, gpt-moe, bert)");
-  s.add("schedule", t.schedule,
-        "of micro-batches (--accumulate): " +
-            list_of({std::begin(kPipelineSchedules), std::end(kPipelineSchedules)}) + " (default 1f1b)");
-  s.add("stage-chunks", t.stage_chunks, "interleaved: separate runs of layers that a stage has");
-  s.add("stage-layers", t.stage_layers,
-        "N,N,...: layers of each stage (default: evenly, the first ones one more)");
-  s.add("pipeline-warmup", t.pipeline_warmup,
-        "1f1b, zb-h1: single (default), double: twice as many forwards first, so that sends hide");
-  s.add("compressed-stages", t.compressed_stages,
-        "the first so many have gradients summed by --scheme, the others dense: N, all (default); auto: by "
-        "what the plan predicts");
-  s.add("tied-sum", t.tied_sum,
-        "how a table that two stages have is summed: " + list_of({kTiedSums.begin(), kTiedSums.end()}) +
-            " (default auto: fused or two-step by cost; scheme: as all else, for comparison)");
-  s.add("stage-wire", t.stage_wire, "what passes between stages travels as: float32 (default), bf16");
-  s.add("stage-sums", t.stage_sums,
-        "what stages sum dense beside a scheme that compresses, in: float32 (default), bf16 (so it is with "
-        "dense-bf16)");
-  s.add("backward-rank", backward.columns,
-        "columns of the factors that gradients between stages travel as; 0 (default): as they are");
-  s.add("backward-messages", backward.messages,
-        "which of them do: epilogue (default), all; critical: those that a step waits for, by what the plan "
-        "predicts");
-  s.add("backward-forgets", t.backward_forgets, "what factors leave behind is lost, for comparison");
 }
 
 namespace {
@@ -242,6 +213,8 @@ void check_computation(const Computation& c, const TrainOptions& options) {
     throw UsageError("--outline is what emulated computation goes by: --compute emulated");
   if (c.emulated() && options.warmup_steps > 0)
     throw UsageError("--warmup-steps changes the density from step to step, emulated computation has one");
+  if (c.emulated() && options.recompute)
+    throw UsageError("--recompute: where computation is emulated nothing is computed again");
 }
 
 void resolve_model(TrainFlags& t) {
@@ -371,7 +344,8 @@ bool take_auto(BackwardOptions& backward) {
   backward.messages = BackwardOptions{}.messages;
   if (!backward.compresses())
     throw UsageError(
-        "backward-messages critical: nothing travels as factors: --backward-rank says of how many columns");
+        "backward-messages critical: nothing goes back as factors or whole numbers (--backward-rank, "
+        "--backward-bits)");
   return true;
 }
 
@@ -401,59 +375,15 @@ double parse_flops(const std::string& text) {
   return rate;
 }
 
-namespace {
-
-bool is_bf16(const char* flag, const std::string& text) {
-  if (text != "float32" && text != "bf16")
-    throw UsageError(std::string("--") + flag + " is float32 or bf16, not '" + text + "'");
-  return text == "bf16";
-}
-
-void resolve_stages(TrainFlags& t, int stages) {
-  StageOptions& stage = t.options.sizes.stage;
-  stage = {.stages = stages, .schedule = t.schedule, .chunks = t.stage_chunks};
-  if (t.pipeline_warmup != "single" && t.pipeline_warmup != "double")
-    throw UsageError("--pipeline-warmup is single or double, not '" + t.pipeline_warmup + "'");
-  stage.double_warmup = t.pipeline_warmup == "double";
-  stage.bf16 = is_bf16("stage-wire", t.stage_wire);
-  stage.bf16_sums = is_bf16("stage-sums", t.stage_sums);
-  for (std::size_t at = 0; at < t.stage_layers.size();) {
-    const std::size_t end = std::min(t.stage_layers.find(',', at), t.stage_layers.size());
-    int count = 0;
-    const auto [rest, error] =
-        std::from_chars(t.stage_layers.data() + at, t.stage_layers.data() + end, count);
-    if (error != std::errc{} || rest != t.stage_layers.data() + end || count < 1)
-      throw UsageError("--stage-layers '" + t.stage_layers +
-                       "' is no list of numbers of layers, as 3,3,2 is");
-    stage.layers.push_back(count);
-    at = end + 1;
-  }
-  const std::string& compressed = t.compressed_stages;
-  const char* const end = compressed.data() + compressed.size();
-  if (compressed != "all" && compressed != kAuto) {
-    const auto [rest, error] = std::from_chars(compressed.data(), end, stage.compressed);
-    if (error != std::errc{} || rest != end || stage.compressed < 0)
-      throw UsageError("--compressed-stages is a number of stages, all, or auto, not '" + compressed + "'");
-  }
-  stage.tied_sum = t.tied_sum;
-  t.options.backward.lazy_error = !t.backward_forgets;
-  if (!stage.is_whole()) return;
-  if (t.schedule != StageOptions{}.schedule || t.stage_chunks != 1 || stage.double_warmup ||
-      !stage.layers.empty() || compressed != "all" || stage.bf16 || t.tied_sum != StageOptions{}.tied_sum)
-    throw UsageError(
-        "a schedule, chunks, a warm-up, layers, a wire, compressed stages and tied sums are of stages: "
-        "--mesh "
-        "pp=2");
-}
-
-}  // namespace
-
 void resolve_mesh(TrainFlags& t, int ranks) {
   const std::string& text = t.mesh;
   TrainOptions& options = t.options;
   const Mesh mesh = parse_mesh(text, ranks);
   const bool with_experts = has_experts(options.model);
   options.sizes.tensor.ranks = mesh.tp;
+  options.sizes.tensor.bf16 = is_bf16("tensor-wire", t.tensor_wire);
+  if (options.sizes.tensor.bf16 && mesh.tp == 1)
+    throw UsageError("--tensor-wire is of tensor-parallel ranks: --mesh tp=2");
   resolve_stages(t, mesh.pp);
   if (mesh.ep > 1 && !with_experts)
     throw UsageError("--mesh " + text + ": " + options.model +

@@ -25,9 +25,9 @@ struct TrainFlags {
   std::optional<double> dropout;
   bool untied = false;
   std::string schedule = "1f1b", stage_layers, pipeline_warmup = "single";
-  std::string stage_wire = "float32", stage_sums = "float32";
+  std::string stage_wire = "float32", stage_sums = "float32", tensor_wire = "float32";
   int stage_chunks = 1;
-  std::string compressed_stages = "all", tied_sum = StageOptions{}.tied_sum;
+  std::string compressed_stages = "all", factor_rank, tied_sum = StageOptions{}.tied_sum;
   bool backward_forgets = false;
   std::optional<int> experts, expert_choices, experts_every, shared_experts, expert_slices;
   std::optional<double> expert_capacity, balance_loss, z_loss, gate_jitter;
@@ -52,8 +52,7 @@ std::string list_of(const std::vector<std::string_view>& names);
 // One group of flags each. REQUIRES: `flags` outlives the settings.
 void add_model_flags(Settings& settings, TrainFlags& flags);
 void add_data_flags(Settings& settings, TrainFlags& flags);
-void add_expert_flags(Settings& settings, TrainFlags& flags);  // of add_model_flags(), too
-void add_stage_flags(Settings& s, TrainFlags& t);
+void add_expert_flags(Settings& settings, TrainFlags& flags);    // of add_model_flags(), too
 void add_mesh_flag(Settings& settings, TrainFlags& flags);       // into the group that is open
 void add_gradient_flags(Settings& settings, TrainFlags& flags);  // without --scheme
 void add_table_flags(Settings& settings, TrainFlags& flags);

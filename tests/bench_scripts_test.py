@@ -307,5 +307,41 @@ class ModelTest(unittest.TestCase):
         self.assertGreater(abs(ours / theirs - 1), 192 * 2**-24)
 
 
+@unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+class LazyErrorTest(unittest.TestCase):
+    """bench/lazy_error says of what was drawn apart that it is, and of what was not, that it is not."""
+
+    def values(self, what: str, shared: float) -> tuple[float, float, float, float]:
+        import torch
+
+        lazy = script("lazy_error")
+        torch.manual_seed(2)
+        e, x = (torch.randn(24, 5, 8, 6) for _ in range(2))
+        change = x[:, 1:] - x[:, :-1] + shared * e[:, :-1]
+        values = lazy.cosines(e[:, :-1], change) if what == "cosines" else lazy.products(e[:, :-1], change)
+        if shared == 0:  # by the definition, of a pair of two steps
+            left, right = e[3, 2], change[9, 2]
+            by_hand = (left * right).sum() if what == "cosines" else (right.T @ left).norm()
+            self.assertAlmostEqual(values[2, 3, 9].item(), (by_hand / (left.norm() * right.norm())).item(), places=5)
+        return lazy.beside_permutations(values, 8, 400)
+
+    def test_pairs_that_know_nothing_of_each_other_are_inside(self) -> None:
+        for what in ("cosines", "products"):
+            here, mean, low, high = self.values(what, 0)
+            self.assertTrue(low <= here <= high and low < mean < high, what)
+            here, _, low, high = self.values(what, 0.5)
+            self.assertGreater(here, high, "control")
+
+    def test_every_step_meets_another_one_near_it(self) -> None:
+        import torch
+
+        lazy = script("lazy_error")
+        for steps in (2, 9, 160):
+            for seed in range(5):
+                order = lazy.other_steps(steps, 10, torch.Generator().manual_seed(seed)).tolist()
+                self.assertEqual(sorted(order), list(range(steps)))
+                self.assertTrue(all(0 < abs(i - j) < 10 for i, j in enumerate(order)))
+
+
 if __name__ == "__main__":
     unittest.main()

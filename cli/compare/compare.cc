@@ -11,7 +11,7 @@ int run_comparison(const CompareCommand& command, Models models) {
   const ComparisonOptions& options = command.options;
   for (const Variant& variant : options.variants) {
     if (options.computation.emulated() && !variant.chooses_tables)
-      check_named_outline(options.computation, command.named_model, variant.options.tables, options.ranks);
+      check_named_outline(options.computation, command.named_model, variant.options, options.ranks);
   }
   Comparison comparison(options, std::move(models));
   comparison.measure();

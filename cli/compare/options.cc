@@ -11,6 +11,7 @@
 #include "experts/policies.h"
 #include "measure/point.h"
 #include "settings.h"
+#include "stage_flags.h"
 #include "train/run_folder.h"
 #include "train_flags.h"
 #include "weft/error.h"

@@ -9,6 +9,7 @@
 #include "data_parallel/schemes.h"
 #include "experts/policies.h"
 #include "settings.h"
+#include "stage_flags.h"
 #include "weft/error.h"
 
 namespace weft::cli {
@@ -69,19 +70,27 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
     arguments.push_back("--" + name + "=");
     arguments.back() += value;
   }
+  const auto says = [&named](std::string_view name) {
+    return std::ranges::any_of(named.options, [&](const auto& o) { return o.first == name; });
+  };
+  give_way(flags.options.backward, says);
   parse_flags(app, arguments);
   flags.options.scheme.name = named.scheme;
-  const bool cuts =
-      std::ranges::any_of(named.options, [](const auto& o) { return o.first == "expert-slices"; });
-  if (!cuts && !find_expert_policy(flags.expert_policy).slices) flags.expert_slices.reset();
+  if (!says("compressed-stages") && flags.compressed_stages == kAuto && find_scheme(named.scheme).dense())
+    flags.compressed_stages = TrainFlags{}.compressed_stages;  // there is nothing to choose
+  if (!says("factor-rank") && (flags.compressed_stages != kAuto || !has_factors(flags)))
+    flags.factor_rank.clear();
+  if (!says("expert-slices") && !find_expert_policy(flags.expert_policy).slices) flags.expert_slices.reset();
   resolve_model(flags);
   if (take_auto(flags.options.sizes.experts))
     throw UsageError("expert-slices auto is for train and plan: compare names their numbers");
   resolve_mesh(flags, ranks);
   resolve_data(flags);
   resolve_plan(flags);
+  check_effect(flags, says);
   Variant out;
   out.chooses_stages = flags.compressed_stages == kAuto;
+  out.chooses_rank = flags.factor_rank == kAuto;
   out.chooses_tables = take_auto(flags.options.tables);
   out.chooses_messages = take_auto(flags.options.backward);
   check_undecided(flags.options, out.chooses_tables, ranks);
@@ -92,18 +101,29 @@ Variant variant_of(const Named& named, TrainFlags flags, const Computation& comp
 
 }  // namespace
 
+// A short name may have options of its own behind it.
 std::string expanded(const std::string& variant, const TrainFlags& flags) {
-  const int given = flags.options.backward.columns;
-  const std::string back = "+backward-rank=" + std::to_string(given > 0 ? given : kShortRank);
+  const BackwardOptions& given = flags.options.backward;
+  const std::string back =
+      variant.find("+backward-bits=") != std::string::npos ||
+              variant.find("+backward-rank=") != std::string::npos
+          ? ""
+      : given.bits > 0 ? "+backward-bits=" + std::to_string(given.bits)
+                       : "+backward-rank=" + std::to_string(given.columns > 0 ? given.columns : kShortRank);
+  const std::string none = given.bits > 0 ? "+backward-bits=0" : "+backward-rank=0";
+  const std::string all = flags.compressed_stages == kAuto ? "+compressed-stages=all" : "";
   const std::pair<std::string_view, std::string> table[] = {
-      {"dp-powersgd", "powersgd+tied-sum=two-step+backward-rank=0+backward-messages=epilogue"},
-      {"naive",
-       "powersgd+error-feedback=off+tied-sum=scheme" + back + "+backward-messages=all+backward-forgets=true"},
-      {"cb", "dense+tied-sum=two-step" + back},
-      {"cb+fe", "dense+tied-sum=fused" + back},
-      {"cb+fe+sc", "powersgd+tied-sum=fused" + back + "+compressed-stages=auto"}};
-  const auto* const row = std::ranges::find(table, variant, [](const auto& r) { return r.first; });
-  return row == std::end(table) ? variant : row->second;
+      {"dp-powersgd", "powersgd+tied-sum=two-step" + none + "+backward-messages=epilogue" + all},
+      {"naive", "powersgd+error-feedback=off+tied-sum=scheme" + back +
+                    "+backward-messages=all+backward-forgets=true" + all},
+      {"cb+fe+sc", "powersgd+tied-sum=fused" + back + "+compressed-stages=auto"},
+      {"cb+fe", "dense+tied-sum=fused" + back + all},
+      {"cb", "dense+tied-sum=two-step" + back + all}};
+  for (const auto& [name, means] : table) {
+    if (variant == name) return means;
+    if (variant.starts_with(std::string(name) + "+")) return means + variant.substr(name.size());
+  }
+  return variant;
 }
 
 std::vector<std::string> split(const std::string& text, char at) {
@@ -117,12 +137,21 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-std::vector<Variant> variants_of(const std::string& text, const TrainFlags& flags,
+std::vector<Variant> variants_of(const std::string& text, const TrainFlags& given,
                                  const Computation& computation, int ranks) {
+  const std::vector<std::string> names = split(text, ',');
+  const bool some_are_short =
+      std::ranges::any_of(names, [&](const std::string& typed) { return expanded(typed, given) != typed; });
   std::vector<Variant> variants;
   std::set<std::pair<std::string, std::set<std::pair<std::string, std::string>>>> seen;
-  for (const std::string& typed : split(text, ',')) {
-    const std::string name = expanded(typed, flags);
+  for (const std::string& typed : names) {
+    const std::string name = expanded(typed, given);
+    TrainFlags flags = given;
+    // What they are compared with is not compressed between stages, unless it says so.
+    if (some_are_short && name.find("+backward-") == std::string::npos) {
+      flags.options.backward = {.seed = given.options.backward.seed};
+      flags.backward_forgets = false;
+    }
     try {
       const Named named = parsed(name);
       if (!seen.insert({named.scheme, {named.options.begin(), named.options.end()}}).second)

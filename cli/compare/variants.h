@@ -18,8 +18,10 @@ std::vector<std::string> split(const std::string& text, char at);
 //   cb           gradients between stages as factors (compressed backpropagation)
 //   cb+fe        and the table that stages share summed at once (fused embedding)
 //   cb+fe+sc     and gradients of as many stages as it is worth as factors (selective stages)
+// Behind each there may be options of its own: cb+fe+sc+factor-rank=auto. Beside short names a variant that names none
+// of the flags backward-... is not compressed between stages: those of the command are for the short names.
 inline constexpr int kShortRank = 8;
-// The long form of a short name; any other is its own.
+// The long form of a short name, without or with options; any other is its own.
 std::string expanded(const std::string& variant, const TrainFlags& flags);
 
 // A short name, or a scheme's and then options: flags of gradients, tables and optimizer without their dashes. What a

@@ -28,7 +28,7 @@ int micro_batches_of(const TrainOptions& options, const Mesh& mesh) {
 // What a training on this mesh would be. Throws UsageError where there can be none.
 TrainOptions options_on(TrainFlags flags, const Mesh& mesh, bool accumulates) {
   flags.mesh = mesh.text();
-  if (mesh.pp == 1) without_stages(flags);
+  without_axes(flags, mesh);
   if (take_auto(flags.options.scheme)) flags.options.scheme.name = lossless_scheme().name;
   take_auto(flags.options.tables);
   take_auto(flags.options.sizes.experts);
@@ -51,20 +51,6 @@ double memory_of(const PlannedMesh& mesh) {
 }  // namespace
 
 bool can_be_cut(std::string_view model) { return model == "gpt" || model == "gpt-moe" || model == "bert"; }
-
-void without_stages(TrainFlags& flags) {
-  const TrainFlags plain;
-  flags.schedule = plain.schedule;
-  flags.stage_layers = plain.stage_layers;
-  flags.pipeline_warmup = plain.pipeline_warmup;
-  flags.stage_chunks = plain.stage_chunks;
-  flags.compressed_stages = plain.compressed_stages;
-  flags.tied_sum = plain.tied_sum;
-  flags.stage_wire = plain.stage_wire;
-  flags.stage_sums = plain.stage_sums;
-  flags.backward_forgets = plain.backward_forgets;
-  flags.options.backward = plain.options.backward;
-}
 
 MeshesChoice try_meshes(const TrainFlags& flags, bool accumulates, const OutlineOfMesh& outline,
                         const SimulationOptions& simulation) {
@@ -89,15 +75,17 @@ void print_meshes(const MeshesChoice& meshes, int ranks, bool nodes) {
                                                     : ", " + std::to_string(meshes.left_out) +
                                                           " of them only bounded: they compute longer";
   std::printf("\nmeshes of %d ranks, the fastest of %d%s\n", ranks, meshes.cases, left_out.c_str());
-  std::printf("%-20s %13s %10s %10s %10s %14s %10s  %s\n", "mesh", "micro-batches", "step", "bubble",
-              "exposed", nodes ? "busiest node" : "busiest rank", "memory", "why");
+  std::printf("%-20s %13s %10s %10s %10s %10s %10s %14s %10s  %s\n", "mesh", "micro-batches", "step",
+              "computes", "work", "bubble", "exposed", nodes ? "busiest node" : "busiest rank", "memory",
+              "why");
   for (const PlannedMesh& mesh : meshes.best) {
     const Prediction& predicted = mesh.prediction;
-    std::printf("%-20s %13d %10s %10s %10s %14s %10s  %s\n", mesh.mesh.text().c_str(), mesh.micro_batches,
-                seconds_text(predicted.step_seconds).c_str(), seconds_text(mesh.idle_seconds).c_str(),
-                seconds_text(predicted.exposed_seconds).c_str(),
-                size_text(predicted.busiest_port_bytes).c_str(), size_text(memory_of(mesh)).c_str(),
-                mesh.why.c_str());
+    std::printf(
+        "%-20s %13d %10s %10s %10s %10s %10s %14s %10s  %s\n", mesh.mesh.text().c_str(), mesh.micro_batches,
+        seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.compute_seconds).c_str(),
+        seconds_text(predicted.work_seconds).c_str(), seconds_text(predicted.bubble_seconds).c_str(),
+        seconds_text(predicted.exposed_seconds).c_str(), size_text(predicted.busiest_port_bytes).c_str(),
+        size_text(memory_of(mesh)).c_str(), mesh.why.c_str());
   }
 }
 
@@ -107,7 +95,9 @@ nlohmann::ordered_json json_of(const MeshesChoice& meshes) {
     out["best"].push_back({{"mesh", mesh.mesh.text()},
                            {"micro_batches", mesh.micro_batches},
                            {"step_seconds", mesh.prediction.step_seconds},
-                           {"idle_seconds", mesh.idle_seconds},
+                           {"compute_seconds", mesh.prediction.compute_seconds},
+                           {"work_seconds", mesh.prediction.work_seconds},
+                           {"bubble_seconds", mesh.prediction.bubble_seconds},
                            {"exposed_seconds", mesh.prediction.exposed_seconds},
                            {"busiest_port_bytes", mesh.prediction.busiest_port_bytes},
                            {"memory_bytes", memory_of(mesh)},

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "planner/meshes.h"
-#include "train_flags.h"
+#include "stage_flags.h"
 
 namespace weft::cli {
 
@@ -15,9 +15,6 @@ inline constexpr int kMostTriedUnasked = 32;
 
 // Its layers can be dealt to stages, and their matrices cut.
 bool can_be_cut(std::string_view model);
-
-// Flags that are of stages, as if they had not been typed.
-void without_stages(TrainFlags& flags);
 
 // The outline of one data-parallel rank of the mesh that the options have.
 using OutlineOfMesh = std::function<Outline(const TrainOptions& options)>;

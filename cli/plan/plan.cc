@@ -2,6 +2,7 @@
 // take. Trains nothing.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,11 +16,13 @@
 #include "planner/choose.h"
 #include "planner/messages.h"
 #include "planner/stages.h"
+#include "planner/traffic.h"
 #include "torch_verbs.h"
 #include "train/auto_scheme.h"
 #include "train_flags.h"
 #include "verbs.h"
 #include "weft/error.h"
+#include "workload/elements.h"
 #include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 #include "world/mesh.h"
@@ -62,7 +65,7 @@ void add_flags(CLI::App& app, Settings& s, PlanCommand& c) {
   app.add_flag("--show-schedule", c.show_schedule, "print the moves of a step")->group("Plan");
   app.add_option("--schedule-svg", c.svg, "FILE: what the ranks compute in a step, a row each")
       ->group("Plan");
-  app.add_flag("--json", c.json, "one object: step_seconds, exposed_seconds, busiest_port_bytes, rows ...")
+  app.add_flag("--json", c.json, "one object: step_seconds and its parts, stages (parts, waited), rows ...")
       ->group("Plan");
   app.footer(
       "Examples:\n"
@@ -118,6 +121,17 @@ Json to_json(const Plan& plan, const PlanRow& row) {
           {"why", row.why}};
 }
 
+Json to_json(const StagePrediction& stage) {
+  Json out{{"compute_seconds", stage.compute_seconds}, {"work_seconds", stage.work_seconds},
+           {"bubble_seconds", stage.bubble_seconds},   {"exposed_seconds", stage.exposed_seconds},
+           {"behind_seconds", stage.behind_seconds},   {"waited", Json::array()}};
+  for (const StagePrediction::Waited& waited : stage.waited)
+    out["waited"].push_back({{"strategy", waited.strategy},
+                             {"seconds", waited.seconds},
+                             {"for_others_seconds", waited.for_others}});
+  return out;
+}
+
 struct Planned {
   const PlanCommand& command;
   const Outline& outline;
@@ -152,6 +166,14 @@ Json moves_of(const Plan::Stage& stage, const Table& table) {
   return out;
 }
 
+// Micro-batches (of a chunk each) whose activations a stage holds at most; `single`: if the warm-up were.
+int held_on(const TrainOptions& options, int at, bool single) {
+  StageOptions stage = options.sizes.stage;
+  if (stage.is_whole()) return 1;
+  stage.double_warmup = stage.double_warmup && !single;
+  return most_held(pipeline_shape(stage, options.accumulate), at);
+}
+
 void print_json(const Planned& p, int ranks) {
   const Prediction& predicted = p.plan.prediction;
   Json out{{"model", p.outline.model},
@@ -163,8 +185,10 @@ void print_json(const Planned& p, int ranks) {
            {"tables", p.command.options.tables.way},
            {"computation", p.outline.source},
            {"step_seconds", predicted.step_seconds},
-           {"exposed_seconds", predicted.exposed_seconds},
            {"compute_seconds", predicted.compute_seconds},
+           {"work_seconds", predicted.work_seconds},
+           {"bubble_seconds", predicted.bubble_seconds},
+           {"exposed_seconds", predicted.exposed_seconds},
            {"busiest_port_bytes", predicted.busiest_port_bytes},
            {"byte_scale", p.byte_scale},
            {"updates_wait_because", p.plan.why_updates_wait}};
@@ -184,7 +208,9 @@ void print_json(const Planned& p, int ranks) {
   if (p.stages) {
     out["compressed_stages"] = p.stages->compressed;
     for (const StagesChoice::Candidate& c : p.stages->candidates)
-      out["stages_candidates"].push_back({{"compressed", c.compressed}, {"step_seconds", c.step_seconds}});
+      out["stages_candidates"].push_back(
+          {{"compressed", c.compressed}, {"columns", c.columns}, {"step_seconds", c.step_seconds}});
+    if (p.stages->columns > 0) out["factor_rank"] = p.stages->columns;
   }
   if (p.messages) {
     out["backward_messages"] = {{"messages", p.messages->messages},
@@ -196,10 +222,10 @@ void print_json(const Planned& p, int ranks) {
                                 {"epilogue_seconds", p.messages->epilogue_seconds},
                                 {"all_seconds", p.messages->all_seconds}};
   }
-  for (const StagePrediction& stage : predicted.stages)
-    out["stages"].push_back({{"compute_seconds", stage.compute_seconds},
-                             {"idle_seconds", stage.idle_seconds},
-                             {"exposed_seconds", stage.exposed_seconds}});
+  for (std::size_t s = 0; s < predicted.stages.size(); ++s) {
+    out["stages"].push_back(to_json(predicted.stages[s]));
+    out["stages"].back()["held_micro_batches"] = held_on(p.command.options, static_cast<int>(s), false);
+  }
   if (p.meshes) out["meshes"] = json_of(*p.meshes);
   for (const Plan::Stage& stage : p.plan.stages) {
     if (!p.command.show_schedule) break;
@@ -235,6 +261,51 @@ void print_rows(const Plan& plan) {
   }
 }
 
+// "sums of gradients 480 ms, activations and gradients between stages 260 ms (230 ms until others have started)"
+std::string waits_text(const StagePrediction& stage, double step_seconds) {
+  constexpr double kLittle = 1e-3;  // of a step
+  std::array<StagePrediction::Waited, kTraffic.size()> of_traffic;
+  for (const StagePrediction::Waited& waited : stage.waited) {
+    StagePrediction::Waited& sum = of_traffic[traffic_of(waited.strategy)];
+    sum.seconds += waited.seconds;
+    sum.for_others += waited.for_others;
+  }
+  std::string out;
+  for (std::size_t i = 0; i < kTraffic.size(); ++i) {
+    const StagePrediction::Waited& waited = of_traffic[i];
+    if (waited.seconds < kLittle * step_seconds) continue;
+    out += (out.empty() ? "" : ", ") + std::string(kTraffic[i].name) + " " + seconds_text(waited.seconds);
+    if (waited.for_others >= kLittle * step_seconds)
+      out += " (" + seconds_text(waited.for_others) + " until others have started)";
+  }
+  return out.empty() ? "-" : out;
+}
+
+// "7, 5, 3, 1 (single warm-up: 4, 3, 2, 1)"
+std::string held_text(const TrainOptions& options) {
+  const StageOptions& stage = options.sizes.stage;
+  const auto of_all = [&](bool single) {
+    std::string out;
+    for (int s = 0; s < stage.stages; ++s)
+      out += (s == 0 ? "" : ", ") + std::to_string(held_on(options, s, single));
+    return out;
+  };
+  return of_all(false) + (stage.double_warmup ? " (single warm-up: " + of_all(true) + ")" : "");
+}
+
+void print_parts(const Prediction& predicted) {
+  std::printf("\n%-5s %10s %10s %10s %10s %10s %10s  %s\n", "stage", "step", "computes", "work", "bubble",
+              "exposed", "behind", "waits for");
+  for (std::size_t s = 0; s < predicted.stages.size(); ++s) {
+    const StagePrediction& stage = predicted.stages[s];
+    std::printf("%-5zu %10s %10s %10s %10s %10s %10s  %s\n", s, seconds_text(predicted.step_seconds).c_str(),
+                seconds_text(stage.compute_seconds).c_str(), seconds_text(stage.work_seconds).c_str(),
+                seconds_text(stage.bubble_seconds).c_str(), seconds_text(stage.exposed_seconds).c_str(),
+                seconds_text(stage.behind_seconds).c_str(),
+                waits_text(stage, predicted.step_seconds).c_str());
+  }
+}
+
 void print_text(const Planned& p, int ranks) {
   const std::string link = p.command.link.empty() ? "a link without limits" : p.command.link;
   std::printf("%s, %lld parameters, %d ranks (%s) over %s; a rank computes %s a step (%s)\n",
@@ -263,16 +334,15 @@ void print_text(const Planned& p, int ranks) {
     std::printf("\nno update before the verdict of its step: %s\n", p.plan.why_updates_wait.c_str());
   if (p.byte_scale > 1)
     std::printf("\nwalked with one element for %d: its times are near those of all of them\n", p.byte_scale);
+  print_parts(predicted);
+  if (!stage.is_whole())
+    std::printf("\nactivations of so many micro-batches%s are held at most, stage by stage: %s\n",
+                stage.chunks > 1 ? " (of a chunk each)" : "", held_text(p.command.options).c_str());
   std::printf(
       "\npredicted: %s a step, %s of it exposed; %s from the busiest %s (rows: by formula, in the bytes of "
       "their codec)\n",
       seconds_text(predicted.step_seconds).c_str(), seconds_text(predicted.exposed_seconds).c_str(),
       size_text(predicted.busiest_port_bytes).c_str(), p.command.nodes > 0 ? "node" : "rank");
-  for (std::size_t s = 0; s < predicted.stages.size(); ++s)
-    std::printf("stage %zu: computes %s, idle %s without a link, %s more with it\n", s,
-                seconds_text(predicted.stages[s].compute_seconds).c_str(),
-                seconds_text(predicted.stages[s].idle_seconds).c_str(),
-                seconds_text(predicted.stages[s].exposed_seconds).c_str());
   if (p.meshes) print_meshes(*p.meshes, ranks, p.command.nodes > 0);
 }
 
@@ -280,7 +350,7 @@ void print_text(const Planned& p, int ranks) {
 void take_mesh(PlanCommand& c, const PlannedMesh& best) {
   c.mesh = best.mesh.text();
   c.options.accumulate = best.micro_batches;
-  if (best.mesh.pp == 1) without_stages(c);
+  without_axes(c, best.mesh);
 }
 
 int plan(const std::vector<std::string>& arguments) {
@@ -297,13 +367,18 @@ int plan(const std::vector<std::string>& arguments) {
   const std::string named_model = names_flag(arguments, "--model") ? command.options.model : "";
   const bool accumulates = names_flag(arguments, "--accumulate");
   std::optional<MeshesChoice> meshes;
-  if (command.mesh == kAuto) {
+  const bool chooses_mesh = command.mesh == kAuto;
+  if (chooses_mesh) {
     meshes = tried_meshes(command, accumulates, named_model, ranks, link);
     take_mesh(command, meshes->best.front());
   }
   const bool tries = command.mesh.empty() && names_flag(arguments, "--ranks") && ranks <= kMostTriedUnasked &&
                      can_be_cut(command.options.model);
   resolve_mesh(command, ranks);
+  const IsTyped typed = [&](std::string_view flag) {
+    return names_flag(arguments, "--" + std::string(flag));
+  };
+  if (!chooses_mesh) check_effect(command, typed);  // (else flags are for meshes that have a use for them)
   const bool is_auto = take_auto(command.options.scheme), auto_tables = take_auto(command.options.tables),
              auto_slices = take_auto(command.options.sizes.experts),
              auto_messages = take_auto(command.options.backward);
@@ -330,8 +405,9 @@ int plan(const std::vector<std::string>& arguments) {
   SimulationOptions simulation = simulation_of(ranks, link, measured_costs(command.options, ranks, outline));
   std::optional<StagesChoice> stages;
   if (command.compressed_stages == "auto") {
-    stages = choose_compressed_stages(outline, emulation_of(command.options, ranks, outline), simulation);
-    command.options.sizes.stage.compressed = stages->compressed;
+    stages = choose_compressed_stages(outline, emulation_of(command.options, ranks, outline), simulation,
+                                      command.factor_rank == kAuto);
+    stages->apply(command.options.scheme, command.options.sizes.stage, command.options.backward);
   }
   std::optional<MessagesChoice> messages;
   if (auto_messages) {
@@ -347,10 +423,8 @@ int plan(const std::vector<std::string>& arguments) {
   }
   const EmulationOptions emulation = emulation_of(command.options, ranks, outline);
   simulation.byte_scale = walk_scale(outline, emulation, ranks);
-  check_memory({.worlds = 1,
-                .ranks = ranks,
-                .parameters = elements_of_rank(shape_of(outline), emulation.tables, ranks).dense /
-                              simulation.byte_scale,
+  check_memory({.ranks = ranks,
+                .parameters = elements_of_ranks(outline, emulation, ranks).dense / simulation.byte_scale,
                 .copies = kCopiesOfEmulation},
                available_memory());
   Plan made = make_plan(outline, emulation, simulation);

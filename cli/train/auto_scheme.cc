@@ -12,8 +12,11 @@ namespace weft::cli {
 
 namespace {
 
-constexpr std::string_view kStayDense = "stay-dense", kExpertSlices = "expert-slices",
-                           kCompressedStages = "compressed-stages", kBackwardMessages = "backward-messages";
+constexpr std::string_view kScheme = "scheme", kStayDense = "stay-dense", kTables = "tables",
+                           kScheduling = "tables-scheduling", kExpertSlices = "expert-slices",
+                           kCompressedStages = "compressed-stages", kBackwardMessages = "backward-messages",
+                           kRank = "powersgd-rank", kBackwardRank = "backward-rank",
+                           kFactorRank = "factor-rank";
 
 SimulationOptions predicted_on(const TrainOptions& options, int ranks, std::optional<EmulatedLink> link,
                                const Outline& outline, bool launched) {
@@ -40,10 +43,10 @@ SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
 }
 
 StagesChoice choose_stages_for(const TrainOptions& options, int ranks,
-                               const std::optional<EmulatedLink>& link, const Outline& outline,
-                               bool launched) {
+                               const std::optional<EmulatedLink>& link, const Outline& outline, bool launched,
+                               bool and_rank) {
   return choose_compressed_stages(outline, emulation_of(options, ranks, outline),
-                                  predicted_on(options, ranks, link, outline, launched));
+                                  predicted_on(options, ranks, link, outline, launched), and_rank);
 }
 
 TablesChoice choose_tables_for(const TrainOptions& options, int ranks, const Outline& outline) {
@@ -74,9 +77,9 @@ void choose(const Asked& asked, TrainOptions& options, int ranks, const std::opt
     options.sizes.experts.slices = choice.slices;
   }
   if (asked.stages) {
-    const StagesChoice choice = choose_stages_for(options, ranks, link, outline, launched);
+    const StagesChoice choice = choose_stages_for(options, ranks, link, outline, launched, asked.rank);
     std::fprintf(stderr, "weft: note: compressed-stages auto: %s\n", choice.why.c_str());
-    options.sizes.stage.compressed = choice.compressed;
+    choice.apply(options.scheme, options.sizes.stage, options.backward);
   }
   if (asked.messages) {
     const MessagesChoice choice = choose_messages_for(options, ranks, outline);
@@ -85,38 +88,57 @@ void choose(const Asked& asked, TrainOptions& options, int ranks, const std::opt
   }
 }
 
-std::string lines_of(const TrainOptions& options) {
-  return options.scheme.name + "\n" + find_scheme_knob(kStayDense).text(options.scheme) + "\n" +
-         options.tables.way + "\n" + options.tables.scheduling + "\n" +
-         std::to_string(options.sizes.experts.slices) + "\n" +
-         std::to_string(options.sizes.stage.compressed) + "\n" + options.backward.messages;
+std::string lines_of(const Asked& asked, const TrainOptions& options) {
+  std::string out;
+  const auto add = [&out](std::string_view name, const std::string& value) {
+    out += std::string(name) + "=" + value + "\n";
+  };
+  if (asked.scheme) {
+    add(kScheme, options.scheme.name);
+    add(kStayDense, find_scheme_knob(kStayDense).text(options.scheme));
+  }
+  if (asked.tables) {
+    add(kTables, options.tables.way);
+    add(kScheduling, options.tables.scheduling);
+  }
+  if (asked.slices) add(kExpertSlices, std::to_string(options.sizes.experts.slices));
+  if (asked.stages) add(kCompressedStages, std::to_string(options.sizes.stage.compressed));
+  if (asked.rank) {
+    add(kRank, find_scheme_knob(kRank).text(options.scheme));
+    add(kBackwardRank, std::to_string(options.backward.columns));
+  }
+  if (asked.messages) add(kBackwardMessages, options.backward.messages);
+  return out;
 }
 
 void take_lines(const std::string& text, TrainOptions& options) {
   std::istringstream lines(text);
-  std::string dense, slices, stages;
-  std::getline(lines, options.scheme.name);
-  std::getline(lines, dense);
-  std::getline(lines, options.tables.way);
-  options.tables.scheduling.clear();
-  std::getline(lines, options.tables.scheduling);
-  std::getline(lines, slices);
-  options.sizes.experts.slices = std::stoi(slices);
-  std::getline(lines, stages);
-  options.sizes.stage.compressed = std::stoi(stages);
-  std::getline(lines, options.backward.messages);
-  find_scheme_knob(kStayDense).set(options.scheme, dense);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t equals = line.find('=');
+    const std::string name = line.substr(0, equals), value = line.substr(equals + 1);
+    if (name == kScheme) options.scheme.name = value;
+    if (name == kStayDense || name == kRank) find_scheme_knob(name).set(options.scheme, value);
+    if (name == kTables) options.tables.way = value;
+    if (name == kScheduling) options.tables.scheduling = value;
+    if (name == kExpertSlices) options.sizes.experts.slices = std::stoi(value);
+    if (name == kCompressedStages) options.sizes.stage.compressed = std::stoi(value);
+    if (name == kBackwardRank) options.backward.columns = std::stoi(value);
+    if (name == kBackwardMessages) options.backward.messages = value;
+  }
 }
 
 std::string with_choice(const std::string& config, const TrainOptions& options) {
   const int compressed = options.sizes.stage.compressed;
   const std::pair<std::string_view, std::string> chosen[] = {
-      {"scheme", options.scheme.name},
+      {kScheme, options.scheme.name},
       {kStayDense, find_scheme_knob(kStayDense).text(options.scheme)},
-      {"tables", options.tables.way},
-      {"tables-scheduling", options.tables.scheduling},
+      {kTables, options.tables.way},
+      {kScheduling, options.tables.scheduling},
       {kExpertSlices, std::to_string(options.sizes.experts.slices)},
       {kCompressedStages, compressed == kAllStages ? "all" : std::to_string(compressed)},
+      {kRank, find_scheme_knob(kRank).text(options.scheme)},
+      {kBackwardRank, std::to_string(options.backward.columns)},
+      {kFactorRank, ""},
       {kBackwardMessages, options.backward.messages}};
   std::istringstream lines(config);
   std::string out;

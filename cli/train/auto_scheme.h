@@ -9,6 +9,7 @@
 #include "planner/messages.h"
 #include "planner/slices.h"
 #include "planner/stages.h"
+#include "train/options.h"
 #include "weft/world.h"
 #include "workload/table_choice.h"
 #include "workload/train_options.h"
@@ -28,24 +29,23 @@ SlicesChoice choose_slices_for(const TrainOptions& options, int ranks,
                                const std::optional<EmulatedLink>& link, const Outline& outline,
                                bool launched = false);
 
-// As choose_for(), of the stages whose gradients are compressed. REQUIRES: several stages.
+// As choose_for(), of the stages whose gradients are compressed, and of the columns of factors. REQUIRES: several
+// stages.
 StagesChoice choose_stages_for(const TrainOptions& options, int ranks,
                                const std::optional<EmulatedLink>& link, const Outline& outline,
-                               bool launched = false);
+                               bool launched = false, bool and_rank = false);
 
 // Of the messages between stages, by the link by which algorithms are chosen.
 MessagesChoice choose_messages_for(const TrainOptions& options, int ranks, const Outline& outline);
 
 // Those that are asked for, in this order: tables, scheme, slices, stages, messages; told on stderr. Changes
 // `options`.
-struct Asked {
-  bool scheme = false, tables = false, slices = false, stages = false, messages = false;
-};
 void choose(const Asked& asked, TrainOptions& options, int ranks, const std::optional<EmulatedLink>& link,
             const Outline& outline, bool launched = false);
 
-// What was chosen in lines for other ranks, and back.
-std::string lines_of(const TrainOptions& options);
+// What was chosen in lines for other ranks, and back. What nobody asked for is not among them: of that ranks are
+// compared.
+std::string lines_of(const Asked& asked, const TrainOptions& options);
 void take_lines(const std::string& lines, TrainOptions& options);
 
 // config.toml with what was chosen, so that a run that goes on does so with it.

@@ -41,18 +41,16 @@ EmulatedRun run(const TrainCommand& command, const TrainOptions& options, const 
 }  // namespace
 
 void emulate_training(const TrainCommand& command, const MeasureOutline& measure) {
-  if (!command.auto_tables)
-    check_named_outline(command.computation, command.named_model, command.options.tables, command.ranks);
+  if (!command.asked.tables)
+    check_named_outline(command.computation, command.named_model, command.options, command.ranks);
   const std::filesystem::path folder = claim_folder(command.place, command.options);
   const Outline outline =
       outline_for(folder, command.computation.outline, command.options, command.ranks, measure);
   TrainOptions options = command.options;
   options.model = outline.model;
   std::string config = command.config;
-  if (command.chooses()) {
-    choose({command.auto_scheme, command.auto_tables, command.auto_slices, command.auto_stages,
-            command.auto_messages},
-           options, command.ranks, command.link, outline);
+  if (command.asked.any()) {
+    choose(command.asked, options, command.ranks, command.link, outline);
     config = with_choice(config, options);
   }
   RunReport report(options, {.folder = folder,
@@ -72,7 +70,8 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   const EmulatedRun done = run(command, options, outline, simulation, traces);
   write_traces(folder / "trace.json", traces);
   const std::vector<RankSteps> ranks = rank_steps(done);
-  const double tokens = static_cast<double>(outline.tokens_per_rank) * command.ranks;
+  const Mesh mesh = mesh_of(options.sizes, command.ranks);
+  const double tokens = static_cast<double>(outline.tokens_per_rank) * mesh.dp;
   const std::size_t steps = ranks.front().seconds.size();
   TrainSummary summary;
   summary.packings = done.ranks.front().packings;
@@ -88,8 +87,14 @@ void emulate_training(const TrainCommand& command, const MeasureOutline& measure
   const JobSteps job = job_of(ranks);
   summarize(job, tokens * static_cast<double>(steps), summary);
   const EmulatedSteps& first = done.ranks.front();
-  summary.formula_bytes_per_step = static_cast<double>(first.formula_bytes) -
-                                   first.table_formula_bytes.back() + median(job.table_formula_bytes);
+  const auto gradients_of = [](const EmulatedSteps& rank) {
+    return static_cast<double>(rank.formula_bytes) - rank.table_formula_bytes.back();
+  };
+  double busiest = gradients_of(first);
+  for (const EmulatedSteps& rank : done.ranks) {
+    if (mesh.pp > 1) busiest = std::max(busiest, gradients_of(rank));
+  }
+  summary.formula_bytes_per_step = busiest + median(job.table_formula_bytes);
   summary.notes = first.notes;
   summary.wire_bytes = done.wire_bytes;
   if (command.computation.simulated())

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "embedding/ways.h"
+#include "stage_flags.h"
 #include "train_flags.h"
 #include "weft/error.h"
 
@@ -101,13 +102,22 @@ TrainCommand checked(Parser& parser, const std::vector<std::string>& arguments, 
     resolve_plan(t, t.link, t, command.ranks);
   else
     resolve_plan(t);
+  const IsTyped typed = [&](std::string_view flag) {
+    return names_flag(arguments, "--" + std::string(flag));
+  };
+  if (t.resume_given) {  // that of before had them
+    without_axes(t, parse_mesh(t.mesh, command.ranks), typed);
+    give_way(t.options.backward, typed);
+  }
   resolve_mesh(t, command.ranks);
-  command.auto_scheme = take_auto(t.options.scheme);
-  command.auto_tables = take_auto(t.options.tables);
-  command.auto_slices = take_auto(t.options.sizes.experts);
-  command.auto_messages = take_auto(t.options.backward);
-  command.auto_stages = t.compressed_stages == kAuto;
-  check_undecided(t.options, command.auto_tables, command.ranks);
+  check_effect(t, typed);
+  command.asked.scheme = take_auto(t.options.scheme);
+  command.asked.tables = take_auto(t.options.tables);
+  command.asked.slices = take_auto(t.options.sizes.experts);
+  command.asked.messages = take_auto(t.options.backward);
+  command.asked.stages = t.compressed_stages == kAuto;
+  command.asked.rank = t.factor_rank == kAuto;
+  check_undecided(t.options, command.asked.tables, command.ranks);
   check_computation(t, t.options);
   if (t.emulated() && t.resume_given)
     throw UsageError("--resume: emulated computation trains nothing that could go on");
@@ -147,7 +157,7 @@ std::vector<std::string> without_auto(const std::vector<std::string>& arguments)
   const auto chosen = [](std::string_view flag, std::string_view value) {
     if (flag == "--backward-messages") return value == kCritical;
     return value == kAuto && (flag == "--scheme" || flag == "--tables" || flag == "--expert-slices" ||
-                              flag == "--compressed-stages");
+                              flag == "--compressed-stages" || flag == "--factor-rank");
   };
   std::vector<std::string> out;
   for (const std::string& argument : arguments) {

@@ -16,6 +16,13 @@
 
 namespace weft::cli {
 
+// What a plan chooses, so that it is not in the options yet: --scheme auto, --tables auto, --expert-slices auto,
+// --compressed-stages auto, with it --factor-rank auto, --backward-messages critical.
+struct Asked {
+  bool scheme = false, tables = false, slices = false, stages = false, rank = false, messages = false;
+  bool any() const { return scheme || tables || slices || stages || messages; }
+};
+
 // Checked.
 struct TrainCommand {
   TrainOptions options;
@@ -24,12 +31,7 @@ struct TrainCommand {
   int ranks = 4;
   std::optional<EmulatedLink> link;
   Computation computation;
-  bool auto_scheme = false;    // --scheme auto: what is chosen is not in `options` yet
-  bool auto_tables = false;    // --tables auto: the same
-  bool auto_slices = false;    // --expert-slices auto: the same
-  bool auto_stages = false;    // --compressed-stages auto: the same
-  bool auto_messages = false;  // --backward-messages critical: the same
-  bool chooses() const { return auto_scheme || auto_tables || auto_slices || auto_stages || auto_messages; }
+  Asked asked;
   bool trace = false;
   std::string named_model;  // as --model has it; empty: it was not given
   std::string config;       // config.toml

@@ -22,6 +22,7 @@
 #include "weft/world.h"
 #include "weft_torch/train/agree.h"
 #include "weft_torch/train/trainer.h"
+#include "workload/elements.h"
 #include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 
@@ -41,18 +42,15 @@ TrainRun run_in(const TrainCommand& command, const std::string& folder) {
 void settle_choice(TrainCommand& command, const std::string& lines) {
   take_lines(lines, command.options);
   command.config = command.run.config = with_choice(command.config, command.options);
-  command.auto_scheme = command.auto_tables = command.auto_slices = command.auto_stages =
-      command.auto_messages = false;
+  command.asked = {};
 }
 
 // The choice is one rank's.
 std::string chosen_lines(const TrainCommand& command, bool launched) {
   TrainOptions options = command.options;
   const Outline outline = measured_outline(options, command.ranks);
-  choose({command.auto_scheme, command.auto_tables, command.auto_slices, command.auto_stages,
-          command.auto_messages},
-         options, command.ranks, command.link, outline, launched);
-  return lines_of(options);
+  choose(command.asked, options, command.ranks, command.link, outline, launched);
+  return lines_of(command.asked, options);
 }
 
 ReportOptions report_of(const TrainCommand& command, const std::string& folder, std::string transport) {
@@ -65,22 +63,28 @@ ReportOptions report_of(const TrainCommand& command, const std::string& folder, 
           .oversubscribed = cores > 0 && busy > cores};
 }
 
-// Before the folder is made: a run that cannot be leaves nothing behind. `ranks_here`: in this memory.
+// Before the folder is made: a run that cannot be leaves nothing behind. `ranks_here`: in this memory, all of them or rank 0.
 OpenedData checked_data(const TrainCommand& command, int ranks_here) {
   OpenedData opened = open_data(data_options(command.options));
   const Batches enough(opened.source, batch_options(command.options, 0, command.ranks));
-  const ModelShape shape = model_shape(command.options.model, model_sizes(command.options, *opened.source));
-  const RankElements elements = elements_of_rank(shape, command.options.tables, command.ranks);
-  check_memory({.worlds = 1, .ranks = ranks_here, .parameters = elements.dense, .held = elements.held},
+  const ModelOptions sizes = model_sizes(command.options, *opened.source);
+  const TablesOptions& tables = command.options.tables;
+  const int data_ranks = mesh_of(sizes, command.ranks).dp;
+  const RankElements elements =
+      ranks_here == command.ranks
+          ? elements_of_ranks(command.options.model, sizes, tables, command.ranks)
+          : elements_of_rank(rank_shape(command.options.model, with_rank(sizes, 0, command.ranks)), tables,
+                             data_ranks);
+  check_memory({.ranks = ranks_here, .parameters = elements.dense, .held = elements.held},
                available_memory());
   return opened;
 }
 
 void on_threads(TrainCommand command) {
-  if (command.auto_tables) settle_choice(command, chosen_lines(command, false));
+  if (command.asked.tables) settle_choice(command, chosen_lines(command, false));
   const OpenedData opened = checked_data(command, command.ranks);
   if (!opened.note.empty()) std::fprintf(stderr, "weft: note: %s\n", opened.note.c_str());
-  if (command.chooses()) settle_choice(command, chosen_lines(command, false));
+  if (command.asked.any()) settle_choice(command, chosen_lines(command, false));
   const std::string folder = claim_folder(command.place, command.options).string();
   TrainRun run = run_in(command, folder);
   run.source = opened.source;
@@ -115,7 +119,7 @@ void as_launched(TrainCommand command) {
     const std::unique_ptr<World> world = join_world(join);
     rank = world->rank();
     try {
-      if (command.chooses())
+      if (command.asked.any())
         settle_choice(command, from_rank_0(*world, [&] { return chosen_lines(command, true); }));
       folder = from_rank_0(*world, [&] {
         checked_data(command, 1);  // (how many ranks share a host is not known)

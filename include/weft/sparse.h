@@ -61,7 +61,7 @@ class SparseState {
   void commit();                            // REQUIRES: the last operation on it has ended without an error
   void roll_back();                         // forgets what was staged
   // For checkpoints and for another number of ranks: the residual is a plain vector, so a rank that takes
-  // over adds the others'.
+  // over adds the others'. (Where sums are divided by the number of ranks, times the new over the old.)
   void add_residual(std::span<const float> residual);  // throws UsageError for another length
 
   SparseWork& work() { return *work_; }

@@ -12,23 +12,27 @@
 namespace weft::python {
 
 struct AgreedLine {
-  std::string what;   // "table 'words'"; empty: this rank has failed
-  std::string value;  // "50 x 4 of float32"; why it has, a sentence
+  std::string what;      // "table 'words'"; empty: this rank has failed
+  std::string value;     // "50 x 4 of float32"; why it has, a sentence
+  bool of_part = false;  // alike on the ranks of a part, else on all
 };
 
 class Agreement {
  public:
+  // Ranks whose numbers in the group differ by a multiple of `parts` are a part: the same number on all ranks.
+  explicit Agreement(int parts = 1) : parts_(parts) {}
   // On all ranks of the group, under the same slot and step. `fix`: ends the sentence.
   void start(Engine& engine, const Comm& group, const SubmitOptions& submit,
              const std::vector<AgreedLine>& lines, std::string fix);
   const Ticket& ticket() const { return ticket_; }  // of the last start; not valid: there was none
   // Throws UsageError of one sentence, the same on all ranks, where some rank has failed (not, where all have
-  // and say the same), or where its lines were others than rank 0's; once. REQUIRES: the ticket is done,
-  // without an error.
+  // and say the same), or where its lines were others than rank 0's, or than those of the first of its part;
+  // once. REQUIRES: the ticket is done, without an error.
   void check();
 
  private:
   struct Told;
+  int parts_;
   std::shared_ptr<Told> told_;
   Ticket ticket_;
 };

@@ -242,6 +242,7 @@ void bind_session(py::module_& module) {
       .def("all_to_all", &Session::all_to_all)
       .def("barrier", &Session::barrier)
       .def("agree", &Session::agree)
+      .def("log_line", [](Session& s, const std::string& text) { s.world().engine().log_line(text); })
       .def("abandon", &Session::abandon)
       .def("close", &Session::close);
 }

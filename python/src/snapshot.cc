@@ -31,6 +31,7 @@ py::dict to_python(const StateValue& value) {
   out["rule"] = name_of(row.rule);
   out["peer"] = row.peers.rank;
   out["peers"] = row.peers.size;
+  if (row.rule == LayoutRule::sum) out["divisor"] = row.divisor;
   out["shape"] = row.shard.shape;
   out["first"] = row.shard.first;
   out["extent"] = row.shard.extent;
@@ -49,6 +50,9 @@ StateValue value_of(const py::dict& values) {
                        .first = values["first"].cast<Numbers>(),
                        .extent = values["extent"].cast<Numbers>()},
              .peers = {values["peer"].cast<int>(), values["peers"].cast<int>()}};
+  // (One of before it was told has none.)
+  if (out.row.rule == LayoutRule::sum)
+    out.row.divisor = values.contains("divisor") ? values["divisor"].cast<double>() : 0;
   const py::bytes raw = values["values"].cast<py::bytes>();
   const std::string_view view = raw;
   out.bytes.resize(view.size());

@@ -1,7 +1,7 @@
 // The state of a rank (state/rows.h) as plain Python values and back:
 //
 //   {"rank", "size", "rows": [{"owner", "kind", "name", "dtype", "rule", "peer", "peers",
-//                              "shape", "first", "extent", "values"}, ...]}
+//                              "divisor" (of sums), "shape", "first", "extent", "values"}, ...]}
 //
 // values are bytes, empty for zeros. No kind of row is known here.
 #pragma once

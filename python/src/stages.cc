@@ -28,8 +28,8 @@ using ParameterTuple = std::tuple<std::string, std::vector<std::int64_t>>;  // n
 // stages, schedule, chunks of each, whether the warm-up is doubled, modules of each chunk, stages under the
 // scheme
 using StageTuple = std::tuple<int, std::string, int, bool, std::vector<int>, int>;
-// columns, messages, lazy error, seed
-using BackwardTuple = std::tuple<int, std::string, bool, std::uint64_t>;
+// columns, bits, messages, lazy error, seed
+using BackwardTuple = std::tuple<int, int, std::string, bool, std::uint64_t>;
 // parameters of all modules, those of each, stages, what goes back between them, micro-batches
 using SpecTuple =
     std::tuple<std::vector<ParameterTuple>, std::vector<std::vector<int>>, StageTuple, BackwardTuple, int>;
@@ -38,6 +38,9 @@ using StopTuple = std::tuple<std::string, int, int, std::vector<int>>;
 // first module, how many, whether something arrives, leaves
 using ChunkTuple = std::tuple<int, int, bool, bool>;
 
+// What ranks have alike, and its value.
+using Lines = std::vector<std::tuple<std::string, std::string>>;
+
 StagesSpec spec_of(const SpecTuple& spec, const py::dict& options) {
   const auto& [parameters, modules, stage, backward, micro_batches] = spec;
   StagesSpec out;
@@ -45,8 +48,8 @@ StagesSpec spec_of(const SpecTuple& spec, const py::dict& options) {
   out.modules = modules;
   std::tie(out.stage.stages, out.stage.schedule, out.stage.chunks, out.stage.double_warmup, out.stage.layers,
            out.stage.compressed) = stage;
-  std::tie(out.backward.columns, out.backward.messages, out.backward.lazy_error, out.backward.seed) =
-      backward;
+  std::tie(out.backward.columns, out.backward.bits, out.backward.messages, out.backward.lazy_error,
+           out.backward.seed) = backward;
   out.micro_batches = micro_batches;
   out.parallel = exchange_options_of(options).exchange;
   return out;
@@ -61,7 +64,7 @@ class Stages {
  public:
   Stages(std::shared_ptr<Session> session, const SpecTuple& spec, const py::dict& options)
       : session_(std::move(session)) {
-    const std::uint32_t slot = session_->take_slots(1);
+    const std::uint32_t slot = session_->take_slots(2);
     step_ = std::make_shared<StagesStep>(session_->world(), spec_of(spec, options), slot);
   }
   ~Stages() {
@@ -95,6 +98,19 @@ class Stages {
     return out;
   }
 
+  // Lines of all ranks, and those of a pipeline.
+  void agree(const Lines& of_all, const Lines& of_pipeline) {
+    std::vector<AgreedLine> lines;
+    for (const Lines* each : {&of_all, &of_pipeline}) {
+      for (const auto& [what, value] : *each) lines.push_back({what, value, each == &of_pipeline});
+    }
+    live().agree(lines);
+  }
+  // What this rank had to do for the others it has not done: they hear why, and no call goes on.
+  void abandon(const std::string& text) {
+    step_->interrupt();
+    session_->abandon(text);
+  }
   StagesStep::Passed tell(const StagesStep::Passed& mine) { return live().tell(mine); }
   bool is_installed() const { return step_->is_installed(); }
   void install(std::int64_t width) {
@@ -193,6 +209,8 @@ void bind_stages(py::module_& module) {
       .def("owner_of", &Stages::owner_of)
       .def_property_readonly("chunks", &Stages::chunks)
       .def_property_readonly("parameters", &Stages::parameters)
+      .def("agree", &Stages::agree)
+      .def("abandon", &Stages::abandon)
       .def("tell", &Stages::tell)
       .def_property_readonly("is_installed", &Stages::is_installed)
       .def("install", &Stages::install)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "data_parallel/schemes.h"
+#include "pipeline/message_set.h"
 #include "wait.h"
 #include "weft/collective.h"
 #include "weft/error.h"
@@ -11,6 +12,8 @@
 namespace weft::python {
 
 namespace {
+
+constexpr const char* kSameBatch = "all ranks call the same, those of one pipeline with the same batch";
 
 [[noreturn]] void refuse(const std::string& what) { throw UsageError("pipeline: " + what); }
 
@@ -41,18 +44,22 @@ void check(const StagesSpec& spec, const Mesh& mesh) {
     refuse("a step has at least one micro-batch, not " + std::to_string(spec.micro_batches));
   check_stage(spec.stage, spec.micro_batches);
   if (spec.stage.is_whole() && spec.backward.compresses())
-    refuse("backward_rank is of what goes back between stages, and there is one stage");
+    refuse(std::string(spec.backward.bits > 0 ? "backward_bits" : "backward_rank") +
+           " is of what goes back between stages, and there is one stage");
   weft::check(PipelineOptions{.stage = spec.stage,
                               .backward = spec.backward,
                               .dtype = spec.parallel.dtype,
                               .peers = {},
                               .copies = {}});
+  check_messages(spec.backward.messages, spec.stage.stages * spec.stage.chunks, spec.micro_batches);
   check_scheme(spec.parallel.scheme, mesh.dp);
   if (spec.parallel.dtype == DType::float64 && !find_scheme(spec.parallel.scheme.name).wide)
     refuse("float64 gradients are summed by '" + std::string(lossless_scheme().name) + "' only, not by '" +
            spec.parallel.scheme.name + "'");
   if (spec.parallel.clip_local > 0)
     refuse("clip_local does not go with stages: a rank's norm would depend on which modules it has");
+  if (spec.parallel.scheme.momentum_correction > 0 && !spec.stage.is_whole())
+    refuse("momentum_correction does not go with stages: what they share is summed dense, without it");
   if (spec.parallel.find_unused)
     refuse("find_unused does not go with stages: parameters that nobody used have gradients of zeros");
 }
@@ -85,6 +92,12 @@ void StagesStep::require_whole() const {
     refuse("the last step was interrupted: this job cannot go on (start it again from a checkpoint)");
 }
 
+// Whoever computed the pieces of the last walk may have left it, or a step without its end.
+void StagesStep::require_between_steps() {
+  if (is_installed()) interrupted_ = interrupted_ || walker_->walking() || job_->all().under_way();
+  require_whole();
+}
+
 template <class F>
 auto StagesStep::uninterrupted(F work) {
   require_whole();
@@ -114,6 +127,22 @@ int StagesStep::origin_of_parameter(int parameter) const {
 int StagesStep::holders_of(int parameter) const {
   const std::size_t stages = shape_.parameters[static_cast<std::size_t>(parameter)].stages.size();
   return mesh_.dp * std::max(1, static_cast<int>(stages));
+}
+
+void StagesStep::agree(const std::vector<AgreedLine>& lines) {
+  require_between_steps();
+  if (world_.size() == 1) return;
+  Agreement agreement(mesh_.dp);
+  uninterrupted([&] {
+    const SubmitOptions submit{.name = "what ranks of a pipeline have alike",
+                               .traffic = TrafficClass::blocking,
+                               .slot = slot_ + 1,
+                               .step = agreed_++};
+    agreement.start(world_.engine(), world_.comm(), submit, lines, kSameBatch);
+    await(agreement.ticket());
+    return true;
+  });
+  agreement.check();
 }
 
 StagesStep::Passed StagesStep::tell(Passed mine) {
@@ -166,10 +195,8 @@ StagesStep::Stop StagesStep::walk(const std::function<void()>& go) {
   });
 }
 
-// Whoever computed the pieces of the last walk has left it, or a step without its end.
 void StagesStep::begin_walk() {
-  interrupted_ = interrupted_ || walker_->walking() || job_->all().under_way();
-  require_whole();
+  require_between_steps();
   given_.clear();
 }
 

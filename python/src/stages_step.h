@@ -11,6 +11,9 @@
 //
 // What passes between stages is known when a module has computed: its width is told by install().
 //
+// Before a step ranks agree that each of them has what it needs (agree): what fails on one of them is refused on all,
+// and nothing has happened. What fails behind it has peers that wait: who computes abandons the job.
+//
 // Thread: one at a time, with the interpreter's lock.
 #pragma once
 
@@ -25,6 +28,7 @@
 #include <tuple>
 #include <vector>
 
+#include "agreed.h"
 #include "step/run_step.h"
 #include "weft/world.h"
 #include "workload/job_strategies.h"
@@ -45,7 +49,7 @@ struct StagesSpec {
 class StagesStep final : public Driver {
  public:
   // `spec`: the same on all ranks, which have compared it. Throws UsageError, then the same one on all of them.
-  // Takes one slot, `slot`.
+  // Takes two slots, from `slot` on.
   StagesStep(World& world, StagesSpec spec, std::uint32_t slot);
 
   const StagesSpec& spec() const { return spec_; }
@@ -56,6 +60,13 @@ class StagesStep final : public Driver {
   // Place of one of this stage's parameters among those of all modules; ranks that have it.
   int origin_of_parameter(int parameter) const;
   int holders_of(int parameter) const;
+
+  // Before a step or an evaluation, on all ranks: throws UsageError, the same on all of them, where one has failed
+  // or has other lines (agreed.h). Parts are pipelines.
+  void agree(const std::vector<AgreedLine>& lines);
+
+  // A step was left on the way: no other one begins.
+  void interrupt() { interrupted_ = true; }
 
   // What the rank of the first stage says of what it passes on; each rank of the pipeline calls it.
   using Passed = std::array<std::int64_t, 12>;
@@ -107,6 +118,7 @@ class StagesStep final : public Driver {
 
  private:
   void require_whole() const;  // no walk was left
+  void require_between_steps();
   template <class F>
   auto uninterrupted(F work);
   void begin_walk();
@@ -117,7 +129,7 @@ class StagesStep final : public Driver {
   World& world_;
   StagesSpec spec_;
   const std::uint32_t slot_;
-  std::uint32_t told_ = 0;
+  std::uint32_t told_ = 0, agreed_ = 0;
   Mesh mesh_;
   ModelShape whole_, shape_;
   std::vector<int> stage_of_module_;

@@ -57,7 +57,7 @@ def require_same(what: str, given: Iterable[torch.Tensor]) -> None:
     sum_of_rank = torch.zeros(size(), dtype=torch.int64)
     mine = 0
     for each in given:
-        mine = zlib.crc32(each.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy(), mine)
+        mine = zlib.crc32(each.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy().data, mine)
     with collective_state(_LOAD_FIX):
         all_gather(sum_of_rank, torch.tensor([mine]))
     other = [r for r in range(size()) if int(sum_of_rank[r]) != mine]

@@ -40,7 +40,8 @@ class Compression:
       bucket_mib   MiB of gradients that travel together
       dense_below  parameters of fewer elements are never compressed
       momentum_correction, clip_local   of sparse schemes: docs/recipe.md; the optimizer then has no momentum of its own
-      powersgd_rank, seed   of powersgd: columns of the factors, and of the first ones
+      powersgd_rank, powersgd_wire, seed   of powersgd: columns of the factors; "float32" or "bf16": what their sums travel as;
+                   and of the first ones
       not_finite   a gradient with NaN or infinity on any rank: "error" raises on all ranks, "skip" leaves all gradients None,
                    "nan" makes them NaN as without compression. The state is as before the step. "error" unless there is a scaler
       scaler       the torch.amp.GradScaler by which the loss is multiplied (or what else has its get_scale()): the state is
@@ -64,16 +65,14 @@ class Compression:
         **others: Any,
     ) -> None:
         init()
+        scaler = used(scaler)
         not_finite = settled_not_finite(not_finite, scaler)
         if not bucket_mib > 0:
             raise UsageError(f"bucket_mib must be positive, not {bucket_mib}")
         named = [(name, p) for name, p in parameters if p.requires_grad]
         if not named:
             raise UsageError("there is no parameter that is trained")
-        for name, p in named:
-            if p.dtype not in _TRAINED:
-                known = ", ".join(str(t).removeprefix("torch.") for t in _TRAINED)
-                raise UsageError(f"the gradient of '{name}' is {str(p.dtype).removeprefix('torch.')}; what can be averaged is {known}")
+        check_types(named)
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.not_finite = not_finite
@@ -215,9 +214,17 @@ class Compression:
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
         """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any size (in any order; weft.save writes them).
 
-        On as many ranks as it was saved, every bit comes back; on another number the sum of the residuals is kept.
+        On as many ranks as it was saved, every bit comes back; on another number the mean of the residuals over the ranks is kept, which is
+        what averages still owe.
         """
         self._live.load(plain_states(state))
+
+
+def check_types(named: Iterable[Tuple[str, torch.Tensor]]) -> None:
+    for name, p in named:
+        if p.dtype not in _TRAINED:
+            known = ", ".join(str(t).removeprefix("torch.") for t in _TRAINED)
+            raise UsageError(f"the gradient of '{name}' is {str(p.dtype).removeprefix('torch.')}; what can be averaged is {known}")
 
 
 def settled_not_finite(given: Optional[str], scaler: Any) -> str:
@@ -230,6 +237,12 @@ def settled_not_finite(given: Optional[str], scaler: Any) -> str:
     if scaler is not None and out == "skip":
         raise UsageError("a scaler learns of an overflow from gradients that are NaN: not_finite is 'nan' or 'error' beside one")
     return out
+
+
+def used(scaler: Any) -> Any:
+    """None of one that is switched off (GradScaler(enabled=False)): it steps whatever gradients are."""
+    is_enabled = getattr(scaler, "is_enabled", None)
+    return None if callable(is_enabled) and not is_enabled() else scaler
 
 
 def scale_of(scaler: Any) -> float:
@@ -264,7 +277,7 @@ def states_of_all(mine: Callable[[], State]) -> List[State]:
     arriving = counts.tolist() if rank() == 0 else [0] * size()
     everything = torch.empty(sum(arriving), dtype=torch.uint8)
     all_to_all(everything, raw, arriving, [raw.numel(), *[0] * (size() - 1)])
-    return [torch.load(io.BytesIO(part.numpy().tobytes()), weights_only=True) for part in everything.split(arriving) if rank() == 0]
+    return [torch.load(io.BytesIO(part.numpy().tobytes()), weights_only=True) for part in torch.split(everything, arriving) if rank() == 0]
 
 
 def _written(state: State) -> bytes:

@@ -73,7 +73,7 @@ class DataParallel(torch.nn.Module):
         outputs = self.module(*inputs, **named)
         for tensor in _tensors_in(outputs):
             if tensor.grad_fn is not None:
-                tensor.register_hook(self._output_reached)
+                tensor.register_hook(self._output_reached)  # type: ignore[no-untyped-call]
         return outputs
 
     @contextlib.contextmanager

@@ -202,7 +202,7 @@ class Exchange(torch.autograd.Function):
         return ctx.walk.forward(rows)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, combined: torch.Tensor, shared: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         walk: _Walk = ctx.walk
         dense, experts = ctx.parameters
@@ -221,7 +221,7 @@ class Losses(torch.autograd.Function):
         return router.new_tensor(loss)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
         return gradient * ctx.gradient, None
 

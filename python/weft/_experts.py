@@ -147,7 +147,7 @@ class MoE(torch.nn.Module):
             if self.shared is not None:
                 out = out + shared
             if out.requires_grad:
-                out.register_hook(lambda _: self._enter_backward(handle))
+                out.register_hook(lambda _: self._enter_backward(handle))  # type: ignore[no-untyped-call]
             self._last, self._loss = (handle, router), None
         return out.view(x.shape)
 

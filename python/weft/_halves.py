@@ -3,6 +3,8 @@ weight and bias are made of; these are computed when the walk comes to them. A s
 
 All other parameters have their gradients in the first half. Nothing is computed twice: what the second half takes is held in between, the
 input of each such layer and the gradient of what it gave.
+
+Compiled code has a backward of its own, which nobody cuts: layers inside of it are left as they are.
 """
 
 import contextlib
@@ -18,16 +20,20 @@ Place = Tuple[int, int]  # module, micro-batch
 class Halves:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         every = dict.fromkeys(each for module in modules for each in module.modules())
-        self.layers = [each for each in every if isinstance(each, torch.nn.Linear) and type(each).forward is torch.nn.Linear.forward]
+        layers = [each for each in every if isinstance(each, torch.nn.Linear) and type(each).forward is torch.nn.Linear.forward]
+        inside = {each for module in every if _is_compiled(module) for each in module.modules()}
+        self.left_whole = sum(layer in inside for layer in layers)
+        # The same ones in every step: what a function compiles that calls such a layer holds for what it finds there.
+        self.forwards = {layer: functools.partial(self._forward, layer) for layer in layers if layer not in inside}
         self.at: Optional[Place] = None  # the backward that is walked now; outside of one (gradients asked for in a forward) nothing is in halves
         self.kept: Dict[Place, List[Product]] = {}
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, such layers have a backward in halves; also those that are computed again for it."""
-        layers = [layer for layer in self.layers if "forward" not in vars(layer)]
+        layers = [layer for layer in self.forwards if "forward" not in vars(layer)]
         for layer in layers:
-            vars(layer)["forward"] = functools.partial(self._forward, layer)
+            vars(layer)["forward"] = self.forwards[layer]
         try:
             yield
         finally:
@@ -88,6 +94,11 @@ def _products(x: torch.Tensor, gradient: torch.Tensor) -> Tuple[torch.Tensor, to
     """The gradients of a weight and a bias."""
     rows = gradient.reshape(-1, gradient.shape[-1])
     return rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype), rows.sum(0)
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """By torch.compile(module), or by module.compile()."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _waits(parameter: torch.Tensor) -> bool:

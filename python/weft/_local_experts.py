@@ -61,7 +61,7 @@ class LocalExperts(torch.nn.ModuleDict):
         order, totals = _by_expert(of_source)
         order = order.to(rows.device)
         given = []
-        for module, mine in zip(self.values(), rows.index_select(0, order).split(totals)):
+        for module, mine in zip(self.values(), torch.split(rows.index_select(0, order), totals)):
             out = module(mine) if mine.shape[0] > 0 else mine
             if out.shape != mine.shape:
                 raise UsageError(f"an expert of layer '{self.layer_name}' made {tuple(out.shape)} of {tuple(mine.shape)}")

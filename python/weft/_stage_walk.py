@@ -53,6 +53,10 @@ class Passed:
         return out
 
 
+def _cut_off(given: torch.Tensor, learns: bool) -> torch.Tensor:
+    return given.detach().requires_grad_(learns and given.requires_grad)
+
+
 def text_of(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
@@ -78,6 +82,18 @@ class Batch:
     passed: Passed
     learns: bool
     loss_scale: float = 1.0  # of gradients inside of modules; between stages they are of the loss itself
+    checksums: Tuple[str, ...] = ()  # of all inputs, and of all targets, where ranks compare them
+    # Of modules that have computed the first micro-batch before the walk: what each took, and gave.
+    ahead: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        return sum(map(len, self.inputs))
+
+    def only(self, m: int) -> "Batch":
+        """Of that micro-batch alone."""
+        mine = self.inputs[m : m + 1], self.targets[m : m + 1], self.counts[m : m + 1]
+        return Batch(*mine, self.passed, self.learns, self.loss_scale, ahead=self.ahead if m == 0 else {})
 
 
 class Walk:
@@ -118,33 +134,60 @@ class Walk:
             self.batch = None
             self._clear()
 
-    def _forward(self, number: int, m: int) -> None:
-        batch = self._batch
-        chunk = self.first_of.get(number)
-        if chunk is None:
-            before = self.given[number - 1, m] if batch.learns else self.given.pop((number - 1, m))
-            taken = before.detach().requires_grad_(batch.learns and before.requires_grad)
-        elif chunk.arrives:
-            taken = self._arrived(chunk, m, back=False).requires_grad_(batch.learns)
-        else:
-            taken = batch.inputs[m]
+    def compute_ahead(self, batch: Batch) -> Passed:
+        """What the first stage passes on: told by its first micro-batch, computed as the walk would have, which goes on from there."""
+        chunk, given = self.first_of[0], batch.inputs[0]
+        with self.halves.in_place():
+            for number in range(chunk.first, chunk.last + 1):
+                taken = given if number == chunk.first else _cut_off(given, batch.learns)
+                given = self._compute(batch, number, taken)
+                batch.ahead[number] = (taken, given)
+        return Passed.of(given, self.wire)
+
+    def _compute(self, batch: Batch, number: int, taken: torch.Tensor) -> torch.Tensor:
         with torch.set_grad_enabled(batch.learns):
             given = self.modules[number](taken)
-            if not isinstance(given, torch.Tensor):
-                raise UsageError(f"module {number} of the pipeline gives {type(given).__name__}, and passes one tensor on")
-            leaves = self.last_of.get(number)
-            if leaves is not None and not leaves.leaves:
-                given = self.loss(given, batch.targets[m])
-                if not isinstance(given, torch.Tensor) or given.numel() != 1:
-                    raise UsageError("the loss of a micro-batch is one number, the mean over its samples")
-                if batch.counts[m] > 0:
-                    self.loss_sum += float(given.detach()) * batch.counts[m]
-            elif leaves is not None:
-                self._send(leaves, m, given)
+        if not isinstance(given, torch.Tensor):
+            raise UsageError(f"module {number} of the pipeline gives {type(given).__name__}, and passes one tensor on")
+        return given
+
+    def _forward(self, number: int, m: int) -> None:
+        batch = self._batch
+        taken = self._taken(number, m)
+        if m == 0 and number in batch.ahead:
+            taken, given = batch.ahead.pop(number)
+        else:
+            given = self._compute(batch, number, taken)
+        leaves = self.last_of.get(number)
+        if leaves is not None and leaves.leaves:
+            self._send(leaves, m, given)
+        elif leaves is not None:
+            given = self._loss_of(given, m)
         if batch.learns:
             self.taken[number, m] = taken
         if batch.learns or leaves is None:
             self.given[number, m] = given
+
+    def _taken(self, number: int, m: int) -> torch.Tensor:
+        batch = self._batch
+        chunk = self.first_of.get(number)
+        if chunk is None:
+            return _cut_off(self.given[number - 1, m] if batch.learns else self.given.pop((number - 1, m)), batch.learns)
+        if chunk.arrives:
+            return self._arrived(chunk, m, back=False).requires_grad_(batch.learns)
+        return batch.inputs[m]
+
+    def _loss_of(self, given: torch.Tensor, m: int) -> torch.Tensor:
+        batch = self._batch
+        with torch.set_grad_enabled(batch.learns):
+            loss = self.loss(given, batch.targets[m])
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UsageError("the loss of a micro-batch is one number, the mean over its samples")
+        if batch.counts[m] > 0:
+            if batch.learns and not loss.requires_grad:
+                raise UsageError("the loss of a micro-batch has no gradient: it, or what the last module gives, is cut off its graph")
+            self.loss_sum += float(loss.detach()) * batch.counts[m]
+        return loss
 
     def _backward(self, number: int, m: int) -> None:
         batch = self._batch

@@ -221,7 +221,7 @@ class Embedding(torch.nn.Module):
 
 class _Columns(torch.nn.Parameter):
     @property
-    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
+    def grad(self) -> Optional[torch.Tensor]:
         layer = table_of(self)
         if layer is None or not layer._tables.has_gradient(layer._place):
             return None
@@ -258,7 +258,7 @@ class _Lookup(torch.autograd.Function):
         return rows.to(ids.device).view(*ids.shape, layer.embedding_dim)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[None, None, None]:
         layer, ids, batch = ctx.read
         tables: Tables = layer._tables

@@ -99,7 +99,7 @@ class Hybrid(torch.optim.Optimizer):
         return f"{self.inner!r}\nsharded tables: {names}"
 
     @property
-    def param_groups(self) -> List[Dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> List[Dict[str, Any]]:
         return self.inner.param_groups
 
     @param_groups.setter
@@ -127,7 +127,7 @@ class Hybrid(torch.optim.Optimizer):
                 self.tables.drop(table)
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

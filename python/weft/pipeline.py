@@ -1,31 +1,29 @@
 """weft.pipeline: a list of modules over stages. Each rank has some of them, and micro-batches go through all ranks and back."""
 
+import collections
 import contextlib
+import ctypes
 import functools
-import itertools
 import zlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 
 from . import _weft
-from ._agreed import agreed
+from ._agreed import Lines, agreed
 from ._apart import set_holders, set_of_stage
-from ._collectives import Work, all_reduce, broadcast
+from ._collectives import all_reduce, broadcast
 from ._columns import collective_state, only_rank_0, wants_whole
-from ._compression import State, plain_states, scale_of, settled_not_finite, stable_name, state_of, states_of_all
+from ._compression import State, plain_states, scale_of, settled_not_finite, state_of, states_of_all, used
 from ._memory import memory_of
-from ._stage_walk import Batch, Passed, Walk
+from ._stage_list import Listed, Tied, from_rank_0, lines_of, tie, trained_of
+from ._stage_walk import Batch, Passed, Walk, text_of
 from ._weft import Error, UsageError
 from ._world import init, rank, session, size
-from .nn import Embedding, MoE
 
 __all__ = ["Pipeline", "gather_state_dict"]
 
-Tied = Iterable[Tuple[str, str]]
-Trained = Dict[int, Tuple[str, torch.nn.Parameter]]  # by identity, in the order of their first use; names are those of the whole list
-Stage = Tuple[int, str, int, bool, List[int], int]  # stages, schedule, chunks, double_warmup, layers, compressed_stages
-Listed = Tuple[List[torch.nn.Module], Trained, Stage]  # what a rank has before it keeps its own
+_CASTING = ("cpu", "cuda")  # devices that autocast is asked of
 
 
 class Pipeline(torch.nn.Module):
@@ -50,7 +48,8 @@ class Pipeline(torch.nn.Module):
       layers           how many modules each stage (each chunk, where it is interleaved) has; evenly where it is not said
       schedule         gpipe, 1f1b, zb-h1 (weights of torch.nn.Linear have their gradients behind those of activations), interleaved (with
                        chunks=2 or more; micro_batches is a multiple of stages): sums differ by rounding
-      backward_rank    gradients between stages travel as factors of so many columns; 0: as they are
+      backward_rank    gradients between stages travel as factors of so many columns; 0: not
+      backward_bits    they travel as whole numbers of so many bits, 4 or 8, and a scale a token, instead; 0: not
       backward_messages   which of them: "epilogue", those that no forward could hide, or "all"
       lazy_error       what such a message leaves behind joins the next one
       scheme, ...      of the sums over the ranks with the same stage: options of weft.Compression ("dense")
@@ -62,7 +61,7 @@ class Pipeline(torch.nn.Module):
                        units of the loss itself. not_finite is then "nan": all ranks' scalers learn of an overflow on any of them
     Affects speed only: double_warmup (1f1b, zb-h1: twice as many forwards first).
 
-    Initial values are rank 0's. What passes between stages has one shape and type, told by the first stage when it has computed one sample.
+    Initial values are rank 0's. What passes between stages has one shape and type, told by the first stage when it has computed a micro-batch.
     Modules do not change in place what they take. p.grad is of the last step: zero_grad() is not needed, and parameters that nobody used
     have zeros. state_dict() has the modules of this rank, by their names in the whole list; load_state_dict() takes it, or that of a whole
     list (gather_state_dict, weft.save). weft.clip_grad_norm_ counts every parameter of every stage once.
@@ -80,6 +79,7 @@ class Pipeline(torch.nn.Module):
         count: Optional[Callable[[Any], int]] = None,
         tied: Tied = (),
         backward_rank: int = 0,
+        backward_bits: int = 0,
         backward_messages: str = "epilogue",
         lazy_error: bool = True,
         scheme: str = "dense",
@@ -93,19 +93,20 @@ class Pipeline(torch.nn.Module):
         super().__init__()
         init()
 
-        backward = (backward_rank, backward_messages, lazy_error, seed)
+        scaler = used(scaler)
+        backward = (backward_rank, backward_bits, backward_messages, lazy_error, seed)
         given = {**options, "scheme": scheme, "seed": seed}
 
         def listed() -> Listed:
             self.not_finite = settled_not_finite(not_finite, scaler)
             every = list(modules)
-            _tie(every, tied)
+            tie(every, tied)
             compressed = -1 if compressed_stages is None else compressed_stages
-            return every, _trained(every), (stages, schedule, chunks, double_warmup, list(layers or ()), compressed)
+            return every, trained_of(every), (stages, schedule, chunks, double_warmup, list(layers or ()), compressed)
 
         def compared(mine: Listed) -> List[Tuple[str, str]]:
             also = {"not_finite": self.not_finite, "a scaler": "there" if scaler is not None else "missing"}
-            return _lines(backward, micro_batches, {**given, **also}, mine)
+            return lines_of(backward, micro_batches, {**given, **also}, mine)
 
         whole, trained, stage = agreed(listed, compared, "all ranks make the same pipeline, of the same modules")
         wide = any(p.dtype == torch.float64 for _, p in trained.values())
@@ -114,7 +115,7 @@ class Pipeline(torch.nn.Module):
         named = [(name, list(p.shape)) for name, p in trained.values()]
         given["dtype"] = "float64" if wide else "float32"
         self._core = _weft.Stages(session(), (named, users, stage, backward, micro_batches), given)
-        _from_rank_0(whole)
+        from_rank_0(whole)
         self.stages, self.micro_batches = stages, micro_batches
         self.stage, self.data_rank, self.data_size = self._core.stage, self._core.data_rank, self._core.data_size
         self.skipped_steps = 0
@@ -141,8 +142,14 @@ class Pipeline(torch.nn.Module):
             for attribute, p in each._parameters.items()
             if p is not None and p.requires_grad
         ]
-        self._walk = Walk(self._core, mine, loss, self._wire, in_halves=schedule == "zb-h1")
+        self._walk = Walk(self._core, mine, loss, self._wire, in_halves=schedule == "zb-h1" and stages > 1)
+        if self._walk.halves.left_whole and self.data_rank == 0:
+            session().log_line(
+                f"stage {self.stage}: {self._walk.halves.left_whole} layers torch.nn.Linear are in compiled modules, whose backward is never in halves: "
+                "zb-h1 computes all of their gradients in the first one"
+            )
         self._passed: Dict[Tuple[Any, ...], Passed] = {}  # by what inputs are
+        self._width = 0  # of all of them, where there are stages
         self._hosts: List[Optional[torch.Tensor]] = []  # of each parameter: its gradient's image in this step
         self.compression = StageCompression(self._core)
 
@@ -150,17 +157,16 @@ class Pipeline(torch.nn.Module):
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward and backward of a batch. Sets p.grad to the gradient of the mean over all pipelines' samples, and returns that mean, the
-        same on all ranks. Ranks of one pipeline give the same batch; an empty one is one that has no sample."""
-        parts = self._cut(inputs, targets)
-        with _ends_the_job():
-            counts = [int(self._count(part)) if len(part) else 0 for part in parts[1]]
-            self._learn_scale()
-            batch = Batch(*parts, counts, self._passes(inputs), learns=True, loss_scale=self._scale)
+        same on all ranks. Ranks of one pipeline give the same batch; an empty one is one that has no sample. A call that is wrong on one
+        rank is refused on all, and nothing has happened; what a module or the loss raises ends the job on all."""
+        batch = self._agreed_batch(inputs, targets, learns=True)
+        with self._ends_the_job():
+            self._learn_what_passes(batch)
             for p in self._parameters_here:
                 p.grad = None
             self._hosts = [None] * len(self._parameters_here)
             tokens = [batch.passed.tokens(len(part)) for part in batch.inputs]
-            loss = self._walk.run(batch, functools.partial(self._core.begin, tokens, sum(counts)), self._hand_over)
+            loss = self._walk.run(batch, functools.partial(self._core.begin, tokens, sum(batch.counts)), self._hand_over)
             result = self._core.finish(loss)
             if result.committed:
                 self._take_gradients()
@@ -172,19 +178,28 @@ class Pipeline(torch.nn.Module):
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss over all pipelines' samples, of which nothing is learned: modules are in eval() meanwhile. All ranks call it."""
-        parts = self._cut(inputs, targets)
+        batch = self._agreed_batch(inputs, targets, learns=False)
         sums = torch.zeros(2, dtype=torch.float64)  # losses, samples
-        with _ends_the_job(), self._evaluating():
-            passed = self._passes(inputs)
-            for x, y in zip(*parts):
+        with self._ends_the_job(), self._evaluating():
+            self._learn_what_passes(batch)
+            for m, x in enumerate(batch.inputs):
                 if len(x):
-                    count = int(self._count(y))
-                    begin = functools.partial(self._core.begin_forward, passed.tokens(len(x)))
-                    sums[0] += self._walk.run(Batch([x], [y], [count], passed, learns=False), begin, lambda _: None)
-                    sums[1] += count if self.stage == self.stages - 1 else 0
+                    begin = functools.partial(self._core.begin_forward, batch.passed.tokens(len(x)))
+                    sums[0] += self._walk.run(batch.only(m), begin, lambda _: None)
+                    sums[1] += batch.counts[m] if self.stage == self.stages - 1 else 0
                     self._core.let_go()
             all_reduce(sums)
         return sums[0] / sums[1]
+
+    @contextlib.contextmanager
+    def _ends_the_job(self, unless: Union[Type[BaseException], Tuple[()]] = ()) -> Iterator[None]:
+        """What fails inside, with messages under way, fails on all ranks: nobody waits for this one."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, unless):
+                self._core.abandon(f"rank {rank()}: a step of the pipeline ended with {type(error).__name__}: {error}")
+            raise
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -196,12 +211,53 @@ class Pipeline(torch.nn.Module):
             for module, mode in modes:
                 module.training = mode
 
-    def _cut(self, inputs: torch.Tensor, targets: torch.Tensor) -> Tuple[List[torch.Tensor], List[Any]]:
+    def _agreed_batch(self, inputs: torch.Tensor, targets: torch.Tensor, learns: bool) -> Batch:
+        """All ranks have what they need, or all raise, and nothing has happened."""
+        session()  # says so in a forked child, and after shutdown()
+        torch.clear_autocast_cache()  # of parameters as they were before the last update, or without gradients (of an evaluation)
+        with self._ends_the_job(unless=Exception):
+            return agreed(lambda: self._batch_of(inputs, targets, learns), self._lines_of, agree=self._agree)
+
+    def _agree(self, lines: Lines) -> None:
+        with self._ends_the_job(unless=UsageError):
+            self._core.agree(lines[:1], lines[1:])
+
+    def _batch_of(self, inputs: torch.Tensor, targets: torch.Tensor, learns: bool) -> Batch:
+        self._check_modules()
+        self._check_batch(inputs, targets)
+        if learns:
+            if torch.is_inference_mode_enabled():
+                raise UsageError("inside of torch.inference_mode() a pipeline does not train: there are no gradients")
+            self._learn_scale()
+        x, y = ([*each.tensor_split(self.micro_batches)] for each in (inputs, targets))
+        counts = [_whole(self._count(part)) if len(part) else 0 for part in y]
+        checksums = tuple(map(_checksum, (inputs, targets))) if self.stages > 1 else ()
+        return Batch(x, y, counts, Passed((1,), self._wire), learns, self._scale if learns else 1.0, checksums)
+
+    def _lines_of(self, batch: Batch) -> List[Tuple[str, str]]:
+        """What is called, of all ranks; and what those of a pipeline have alike."""
+        out = [("what is called", "step()" if batch.learns else "evaluate()"), ("the number of samples", str(batch.samples))]
+        if batch.samples:
+            x = batch.inputs[0][0]
+            cast = ", ".join(f"{str(dtype).removeprefix('torch.')} on {device}" for device, dtype in _autocast())
+            out += [("a sample of inputs", text_of(x)), ("autocast", cast or "off")]
+            if self.stages > 1:
+                out += [("a checksum of the inputs", batch.checksums[0]), ("a checksum of the targets", batch.checksums[1])]
+        return out
+
+    def _check_batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         for what, given in (("inputs", inputs), ("targets", targets)):
             if not isinstance(given, torch.Tensor) or given.dim() < 1:
                 raise UsageError(f"{what} of a pipeline are a tensor, cut along its first dimension, not {type(given).__name__}")
+            if given.grad_fn is not None and torch.is_grad_enabled():
+                raise UsageError(f"{what} of a pipeline are computed from what wants gradients, and get none: detach() them")
         if len(inputs) != len(targets):
             raise UsageError(f"a batch has as many inputs as targets, not {len(inputs)} and {len(targets)}")
+        if not len(inputs) and self.stages > 1 and not self._core.is_installed:
+            raise UsageError("the first batch of a pipeline has samples: what passes between stages is learned from it")
+
+    def _check_modules(self) -> None:
+        """They train what the pipeline was made of, and nothing else."""
         if self._wire != torch.float64 and any(p.dtype == torch.float64 for p in self._parameters_here):
             raise UsageError("modules became float64 after the pipeline was made of them: make them float64 before")
         for path, module, attribute, p in self._places:
@@ -210,37 +266,41 @@ class Pipeline(torch.nn.Module):
                     f"parameter '{path}.{attribute}' was replaced after the pipeline was made of it (load_state_dict(assign=True), say), and neither "
                     "the pipeline nor its optimizer would train the other one: copy into it"
                 )
-        session()  # says so in a forked child, and after shutdown()
-        return list(inputs.tensor_split(self.micro_batches)), list(targets.tensor_split(self.micro_batches))
+        for number, module in self._walk.modules.items():
+            if self._modules.get(str(number)) is not module:
+                raise UsageError(f"module {number} was replaced after the pipeline was made of it, and the pipeline would not compute the other one")
+        for p, (_, holders) in zip(self._parameters_here, self._core.parameters):
+            if holders > self.data_size and not p.requires_grad:
+                name = next(name for name, each in self.named_parameters() if each is p)
+                raise UsageError(
+                    f"parameter '{name}' is shared by stages, and was frozen after the pipeline was made: the copies of other stages would go on. Freeze it before"
+                )
+        known = {id(p) for p in self._parameters_here}
+        for name, p in self.named_parameters():
+            if p.requires_grad and id(p) not in known:
+                raise UsageError(
+                    f"parameter '{name}' wants a gradient, and did not when the pipeline was made (requires_grad): its ranks would not sum it"
+                )
 
-    def _passes(self, inputs: torch.Tensor) -> Passed:
-        """What passes between stages for such inputs: the first stage computes a sample, and tells the others."""
-        key = (tuple(inputs.shape[1:]), inputs.dtype, torch.is_autocast_enabled(inputs.device.type))
-        if self.stages == 1 or not len(inputs):
+    def _learn_what_passes(self, batch: Batch) -> None:
+        """What passes between stages for such inputs: the first stage computes a micro-batch, and tells the others."""
+        if self.stages == 1 or not batch.samples:
             self._install(1 if self.stages == 1 else None)
-            return Passed((1,), self._wire)
+            return
+        x = batch.inputs[0]
+        key = (batch.learns, tuple(x.shape[1:]), x.dtype, _autocast())
         if key not in self._passed:
-            mine = self._sample_of(inputs).told() if self.stage == 0 else [0] * 12
+            mine = self._walk.compute_ahead(batch).told() if self.stage == 0 else [0] * 12
             self._passed[key] = Passed.heard(self._core.tell(mine))
-        self._install(self._passed[key].width)
-        return self._passed[key]
-
-    @torch.no_grad()
-    def _sample_of(self, inputs: torch.Tensor) -> Passed:
-        first, count, *_ = self._core.chunks[0]
-        x = inputs[:1]
-        with self._evaluating():
-            for number in range(first, first + count):
-                x = self._walk.modules[number](x)
-        return Passed.of(x, self._wire)
+        batch.passed = self._passed[key]
+        self._install(batch.passed.width)
 
     def _install(self, width: Optional[int]) -> None:
         if self._core.is_installed:
             if width is not None and self.stages > 1 and width != self._width:
                 raise UsageError(f"what passes between stages has a width of {width}, and had {self._width} in the first step")
             return
-        if width is None:
-            raise UsageError("the first batch of a pipeline has samples: what passes between stages is learned from it")
+        assert width is not None
         self._width = width
         self._core.install(width)
         self.compression._installed()
@@ -269,6 +329,8 @@ class Pipeline(torch.nn.Module):
 
     def _take_gradients(self) -> None:
         for index, p in enumerate(self._parameters_here):
+            if not p.requires_grad:  # frozen since
+                continue
             host = self._hosts[index]
             if host is None:
                 host = torch.empty(p.shape, dtype=self._wire)
@@ -288,7 +350,7 @@ class Pipeline(torch.nn.Module):
         self.skipped_steps += 1
         self.skipped_text = result.text
         for p in self._parameters_here:
-            p.grad = torch.full_like(p, float("nan")) if self.not_finite == "nan" else None
+            p.grad = torch.full_like(p, float("nan")) if self.not_finite == "nan" and p.requires_grad else None
         if self.not_finite == "error":
             raise Error(f"{result.text} (not_finite='skip' or 'nan' goes on without this step, and so does a scaler)")
 
@@ -297,7 +359,9 @@ class Pipeline(torch.nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Of this rank's modules, or of all: each rank takes its own."""
         elsewhere = {str(number) for number in range(len(self._owners))} - set(self._modules)
-        mine = {name: value for name, value in state_dict.items() if name.split(".", 1)[0] not in elsewhere}
+        mine: Any = collections.OrderedDict((name, value) for name, value in state_dict.items() if name.split(".", 1)[0] not in elsewhere)
+        if hasattr(state_dict, "_metadata"):  # versions of modules
+            mine._metadata = state_dict._metadata
         return super().load_state_dict(mine, strict, assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any) -> None:
@@ -320,6 +384,12 @@ class Pipeline(torch.nn.Module):
                 if wants_whole():
                     out[name] = whole
         return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # deepcopy's and pickle's way
+        raise UsageError(
+            "a pipeline is not copied, and not pickled: it is a part of a job. Its modules are (torch.nn.ModuleDict(pipe.named_children())), and so is "
+            "its state_dict()"
+        )
 
     def forward(self, *_: Any) -> torch.Tensor:
         raise UsageError("a pipeline has no forward of its own: step() trains it, evaluate() gives its loss")
@@ -372,7 +442,7 @@ class StageCompression:
 
     def load_state_dict(self, state: Union[State, Sequence[State]]) -> None:
         """Goes on from a state_dict() of this rank, or from those of all ranks of a job of any layout (in any order; weft.save writes them): the
-        sum of residuals is kept; errors between stages go on where stages, their modules and pipelines are the same, else they are dropped and
+        mean of residuals over data-parallel ranks is kept; errors between stages go on where stages, their modules and pipelines are the same, else they are dropped and
         the log says so."""
         self._given = plain_states(state)
         if self._core.is_installed:
@@ -387,69 +457,20 @@ def gather_state_dict(pipe: Pipeline, on_all_ranks: bool = True) -> Dict[str, to
         return pipe.whole_state_dict()
 
 
-@contextlib.contextmanager
-def _ends_the_job() -> Iterator[None]:
-    """What fails inside, with messages under way, fails on all ranks: nobody waits for this one."""
-    try:
-        yield
-    except BaseException as error:
-        session().abandon(f"rank {rank()}: a step of the pipeline ended with {type(error).__name__}: {error}")
-        raise
-
-
-def _tie(modules: List[torch.nn.Module], tied: Tied) -> None:
-    for first, second in tied:
-        kept, replaced = _parameter(modules, first), _parameter(modules, second)
-        if kept.shape != replaced.shape:
-            raise UsageError(f"'{first}' is {tuple(kept.shape)} and '{second}' {tuple(replaced.shape)}: parameters of one shape are tied")
-        for owner in torch.nn.ModuleList(modules).modules():
-            for attribute in [name for name, p in owner._parameters.items() if p is replaced]:
-                setattr(owner, attribute, kept)
-
-
-def _parameter(modules: List[torch.nn.Module], name: str) -> torch.nn.Parameter:
-    number, _, rest = name.partition(".")
-    path, _, attribute = rest.rpartition(".")
-    try:
-        found = modules[int(number)].get_submodule(path)._parameters[attribute]
-        assert found is not None
-    except (ValueError, IndexError, AttributeError, KeyError, AssertionError):
-        raise UsageError(f"tied: there is no parameter '{name}' in the list of modules") from None
-    return found
-
-
-def _trained(modules: List[torch.nn.Module]) -> Trained:
-    out: Trained = {}
-    for number, module in enumerate(modules):
-        for path, each in module.named_modules(prefix=str(number)):
-            if isinstance(each, (Embedding, MoE)):
-                raise UsageError(f"module {number} has a weft.nn.{type(each).__name__}, a layer over all ranks: a stage has none")
-            if type(each).get_extra_state is not torch.nn.Module.get_extra_state:
-                raise UsageError(f"module '{path}', a {type(each).__name__}, has an extra state: the state of a stage is tensors only")
-        for name, p in module.named_parameters():
-            if p.requires_grad:
-                out.setdefault(id(p), (stable_name(f"{number}.{name}"), p))
+def _whole(count: Any) -> int:
+    out = int(count)
+    if out < 0 or out != count:
+        raise UsageError(f"the loss of a micro-batch is a mean over {count} (count): over a whole number, of samples or of tokens")
     return out
 
 
-def _lines(backward: Tuple[Any, ...], micro_batches: int, options: Dict[str, Any], listed: Listed) -> List[Tuple[str, str]]:
-    """What all ranks must have alike, in words."""
-    modules, trained, stage = listed
-    names = ("stages", "schedule", "chunks", "double_warmup", "layers", "compressed_stages")
-    names_back = ("backward_rank", "backward_messages", "lazy_error", "seed")
-    said = [*zip(names, stage), *zip(names_back, backward), ("micro_batches", micro_batches), ("the number of modules", len(modules))]
-    said += sorted(options.items())
-    out = [(name, str(value)) for name, value in said]
-    for name, p in trained.values():
-        out.append((f"parameter '{name}'", f"{tuple(p.shape)} of {str(p.dtype).removeprefix('torch.')}"))
-    users = [(name, [i for i, module in enumerate(modules) if any(q is p for q in module.parameters())]) for name, p in trained.values()]
-    out.append(("who has which parameter", f"{zlib.crc32(repr(users).encode()):08x}"))
-    return out
+def _checksum(tensor: torch.Tensor) -> str:
+    """Of up to 4,096 of its values."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, -(-len(flat) // 4096))].to("cpu").resolve_conj().resolve_neg().contiguous()
+    return f"{zlib.crc32(ctypes.string_at(some.data_ptr(), some.nbytes)):08x}"
 
 
-def _from_rank_0(modules: List[torch.nn.Module]) -> None:
-    tensors = {id(t): t for module in modules for t in itertools.chain(module.parameters(), module.buffers())}
-    works = [broadcast(tensor.data, async_op=True) for tensor in tensors.values()]
-    for work in works:
-        assert isinstance(work, Work)
-        work.wait()
+def _autocast() -> Tuple[Tuple[str, torch.dtype], ...]:
+    """Where it is on, and to which type."""
+    return tuple((device, torch.get_autocast_dtype(device)) for device in _CASTING if torch.is_autocast_enabled(device))

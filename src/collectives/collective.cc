@@ -228,7 +228,8 @@ Task<void> broadcast(Comm comm, Dense data, BroadcastOptions options) {
 
 Task<void> barrier(Comm comm) {
   constexpr Family kFamily = Family::barrier;
-  const Algorithm& row = choose(kFamily, {.size = comm.size()}, comm.cost());
+  const Shape shape{.size = comm.size()};  // named: what is chosen refers to no temporary
+  const Algorithm& row = choose(kFamily, shape, comm.cost());
   declare(comm, fingerprint(kFamily, row, DType::bytes), 0, 0);
   co_await std::get<BarrierRun*>(row.run)(comm);
 }

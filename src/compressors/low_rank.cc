@@ -6,6 +6,7 @@
 #include "base/identity.h"
 #include "kernels/select.h"
 #include "weft/random.h"
+#include "wire/bfloat16.h"
 
 namespace weft {
 
@@ -13,6 +14,8 @@ namespace {
 
 constexpr std::uint32_t kPurpose = 0x7073'6764u;  // "psgd"
 constexpr float kLargest = std::numeric_limits<float>::max() / 4;
+// Times a row of P, which is no longer than the root of the rank, below kLargest.
+constexpr float kLargestShare = kLargest / 64;
 
 std::uint32_t largest_key(std::span<const float> values) {
   std::uint32_t largest = 0;
@@ -95,6 +98,24 @@ void LowRank::prepare(const Piece& piece, std::span<float> q, std::uint32_t step
   }
 }
 
+void LowRank::narrow(std::span<const float> values) {
+  if (!options_.bf16) return;
+  rounded_.resize(values.size());
+  wire::narrow(values, rounded_);
+}
+
+void LowRank::widen(std::span<float> values) const {
+  if (options_.bf16) wire::widen(rounded_, values);
+}
+
+Dense LowRank::sum_of(std::vector<float>& values) {
+  return options_.bf16 ? Dense(std::span(rounded_)) : Dense(std::span(values));
+}
+
+double LowRank::rounding_seconds(const KernelCosts& kernels, double narrowed, double widened) const {
+  return options_.bf16 ? kernels.round_element * narrowed + kernels.widen_element * widened : 0;
+}
+
 void LowRank::begin(std::span<const float> gradient, std::span<const float> residual, std::span<float> matrix,
                     std::uint32_t step) {
   first_.resize(static_cast<std::size_t>(first_count_));
@@ -121,9 +142,11 @@ void LowRank::begin(std::span<const float> gradient, std::span<const float> resi
   if (!first_.empty() && largest_key(matrix) > magnitude_key(kLargest)) {
     first_[0] = std::numeric_limits<float>::quiet_NaN();
   }
+  narrow(first_);
 }
 
 bool LowRank::project(std::span<const float> matrix) {
+  widen(first_);
   if (largest_key(first_) >= kInfinityKey) return false;
   for (const Piece& piece : pieces_) {
     const MatrixShape& shape = piece.shape;
@@ -133,10 +156,17 @@ bool LowRank::project(std::span<const float> matrix) {
     multiply_transposed(shape, part(matrix, piece.at, shape.rows * shape.columns), p,
                         part(std::span(second_), piece.second, floats_of_q(shape)));
   }
+  if (!options_.bf16) return true;
+  if (largest_key(second_) > magnitude_key(kLargestShare))
+    second_[0] = std::numeric_limits<float>::quiet_NaN();
+  narrow(second_);
+  share_.resize(second_.size());
+  widen(share_);
   return true;
 }
 
 bool LowRank::finish(std::span<float> matrix, std::span<float> sum, int size) {
+  widen(second_);
   if (largest_key(second_) >= kInfinityKey) return false;
   for (const Piece& piece : pieces_) {
     const MatrixShape& shape = piece.shape;
@@ -145,12 +175,21 @@ bool LowRank::finish(std::span<float> matrix, std::span<float> sum, int size) {
     const std::span<float> y = part(sum, piece.at, shape.rows * shape.columns);
     if (shape.rank == 0) {
       std::ranges::copy(p, y.begin());
-      std::ranges::fill(m, 0.0F);
+      if (options_.bf16)
+        for (float& v : m) v -= half::widen(half::narrow_bfloat16(v));
+      else
+        std::ranges::fill(m, 0.0F);
       continue;
     }
     const std::span<const float> q = part(std::span<const float>(second_), piece.second, floats_of_q(shape));
-    reconstruct(shape, p, q, static_cast<float>(size), y, m);
-    // (So that M - y / W is finite on every rank.)
+    if (options_.bf16) {
+      reconstruct(shape, p, part(std::span<const float>(share_), piece.second, floats_of_q(shape)), 1, y, m);
+      unused_.resize(m.size());
+      reconstruct(shape, p, q, 1, y, unused_);
+    } else {
+      reconstruct(shape, p, q, static_cast<float>(size), y, m);
+    }
+    // (So that what is left behind is finite on every rank.)
     if (largest_key(y) > magnitude_key(2 * kLargest)) return false;
     piece.factor->staged.assign(q.begin(), q.end());
   }
@@ -170,7 +209,7 @@ double LowRank::begin_seconds(const KernelCosts& kernels, bool has_residual) con
                ? 4 * kernels.copy_byte * static_cast<double>(shape.rows)
                : product(kernels.multiply, shape) + kernels.orthonormal(shape.columns, shape.rank);
   }
-  return sum;
+  return sum + rounding_seconds(kernels, static_cast<double>(first_count_), 0);
 }
 
 double LowRank::project_seconds(const KernelCosts& kernels) const {
@@ -180,7 +219,8 @@ double LowRank::project_seconds(const KernelCosts& kernels) const {
     if (shape.rank == 0) continue;
     sum += kernels.orthonormal(shape.rows, shape.rank) + product(kernels.multiply_transposed, shape);
   }
-  return sum;
+  return sum +
+         rounding_seconds(kernels, static_cast<double>(second_count_), static_cast<double>(first_count_));
 }
 
 double LowRank::finish_seconds(const KernelCosts& kernels) const {
@@ -190,8 +230,10 @@ double LowRank::finish_seconds(const KernelCosts& kernels) const {
     const auto elements = static_cast<double>(shape.rows * shape.columns);
     sum += shape.rank == 0 ? 8 * kernels.copy_byte * elements
                            : product(kernels.reconstruct, shape) + kernels.check_element * elements;
+    if (options_.bf16)
+      sum += shape.rank == 0 ? kernels.round_element * elements : product(kernels.reconstruct, shape);
   }
-  return sum;
+  return sum + rounding_seconds(kernels, 0, static_cast<double>(second_count_));
 }
 
 }  // namespace weft

@@ -10,9 +10,17 @@
 //           the caller sums second() over the ranks
 //   Step 3  y = P Q^T, the sum; residual_w = M_w - y / W; Q is kept for the next step
 // Bytes, with the caller's sums by a ring: 2 (W-1)/W of 4 (sum of r (n + m), and the other tensors'
-// elements).
+// elements); with `bf16` of 2.
 //
 // The mass: sum of x_w = y + sum of residual_w, up to rounding. y, P and Q are the same bits on all ranks.
+//
+// With `bf16` both sums are of bfloat16: each rank's values are rounded to nearest even, and every addition rounds
+// again (kernels/fold.h). P is made of the sum as all ranks have it, and so are y and the Q that is kept. What a rank
+// leaves behind is then M_w less its own share of y, P times its own Q_w as it was rounded; of the other tensors, what its
+// rounding took away. The sum of all that, and of the shares, is that of x_w, up to rounding in float32: only what the
+// additions round away is lost, as by dense-bf16. (M_w - y / W would have that, too. But it keeps all by which a rank's
+// gradients ever differed from the mean: it grows without end where they differ for good, and what is rounded is a part
+// of it.)
 //
 // What is not finite, on any rank, is in the sum of first() on all of them; so is a value above a quarter of
 // the largest float, whose residual might not be finite on one rank only.
@@ -31,6 +39,7 @@
 #include <vector>
 
 #include "kernels/low_rank.h"
+#include "weft/dtype.h"
 #include "weft/kernel_costs.h"
 
 namespace weft {
@@ -40,6 +49,7 @@ struct LowRankOptions {
   int rank = 4;
   double min_compression = 2;  // by which factors must be shorter than the matrix; 0: always compressed
   std::uint64_t seed = 0;      // of the first factors
+  bool bf16 = false;           // what the caller sums are bfloat16
 };
 
 // Columns of the factors, or 0: the tensor is sent as it is. rows 0: a vector.
@@ -68,9 +78,12 @@ class LowRank {
   void begin(std::span<const float> gradient, std::span<const float> residual, std::span<float> matrix,
              std::uint32_t step);
   std::span<float> first() { return first_; }
+  // What the caller sums in its place, and step 2 goes on with: first() itself, or its values rounded.
+  Dense first_sum() { return sum_of(first_); }
   // Step 2. False, on all ranks alike: the sum is not finite, and the step ends here.
   bool project(std::span<const float> matrix);
   std::span<float> second() { return second_; }  // empty where nothing is compressed
+  Dense second_sum() { return sum_of(second_); }
   // Step 3: the residual replaces `matrix`. False, on all ranks alike: the sum is not finite.
   bool finish(std::span<float> matrix, std::span<float> sum, int size);
 
@@ -84,7 +97,10 @@ class LowRank {
   std::int64_t second_count() const { return second_count_; }
   std::int64_t elements() const { return first_count_ + second_count_; }
   // Bytes that each of `size` ranks sends in a step, where both sums have the bytes of a ring.
-  double bytes(int size) const { return 2.0 * (size - 1) / size * 4.0 * static_cast<double>(elements()); }
+  double bytes(int size) const {
+    return 2.0 * (size - 1) / size * static_cast<double>(size_of(wire())) * static_cast<double>(elements());
+  }
+  DType wire() const { return options_.bf16 ? DType::bfloat16 : DType::float32; }
 
  private:
   struct Piece {
@@ -97,6 +113,11 @@ class LowRank {
   };
   void prepare(const Piece& piece, std::span<float> q, std::uint32_t step);
   void draw(const Piece& piece, int column, std::span<float> q, std::uint32_t step) const;
+  // With `bf16`: what goes into a sum, and what came out of it. Else nothing.
+  void narrow(std::span<const float> values);
+  void widen(std::span<float> values) const;
+  Dense sum_of(std::vector<float>& values);
+  double rounding_seconds(const KernelCosts& kernels, double narrowed, double widened) const;
 
   LowRankOptions options_;
   std::vector<Piece> pieces_;
@@ -104,6 +125,8 @@ class LowRank {
   std::int64_t first_count_ = 0;
   std::int64_t second_count_ = 0;
   std::vector<float> first_, second_;
+  std::vector<bfloat16> rounded_;      // of the sum that is next, or was last
+  std::vector<float> share_, unused_;  // with `bf16`: of second(), what this rank put in
   std::vector<int> zeroed_;
 };
 

@@ -71,11 +71,10 @@ Task<void> name_blamed(Comm comm, BucketRun* run) {
   co_await all_gather(apart, blamed);
 }
 
-Task<void> sum_factors(Comm comm, BucketRun* run, std::span<float> data) {
+Task<void> sum_factors(Comm comm, BucketRun* run, Dense data) {
   const std::uint64_t before = comm.bytes_sent();
   const AllReduceOptions options{.algorithm = run->order};
-  const Dense all(data);
-  co_await all_reduce(comm, all, options);
+  co_await all_reduce(comm, data, options);
   run->result.contents().entry_bytes_sent += comm.bytes_sent() - before;
 }
 
@@ -284,7 +283,8 @@ Task<void> BucketRun::reduce_low_rank(Comm comm, BucketRun* run) {
     return run->low_rank->begin_seconds(comm.kernels(), !run->state->residual().empty());
   };
   co_await comm.compute(begin);
-  co_await sum_factors(comm, run, run->low_rank->first());
+  const Dense first = run->low_rank->first_sum();
+  co_await sum_factors(comm, run, first);
   // Step 2
   bool finite = false;
   auto project = [run, &comm, &contents, &finite] {
@@ -294,8 +294,9 @@ Task<void> BucketRun::reduce_low_rank(Comm comm, BucketRun* run) {
   };
   co_await comm.compute(project);
   if (finite) {
-    const Comm second = comm.hops_from(second_hop(comm.size()));
-    if (!run->low_rank->second().empty()) co_await sum_factors(second, run, run->low_rank->second());
+    const Comm apart = comm.hops_from(second_hop(comm.size()));
+    const Dense second = run->low_rank->second_sum();
+    if (second.count > 0) co_await sum_factors(apart, run, second);
     // Step 3
     auto finish = [run, &comm] {
       run->finish_low_rank(comm.size());

@@ -73,6 +73,7 @@ DataParallel::DataParallel(Engine& engine, const Comm& comm, std::vector<Paramet
   const bool is_world = comm.group_id() == engine.world().group_id();
   const DataParallelOptions::Copies& copies = options_.copies;
   ParameterState::Options kept{.peers = {comm.rank(), comm.size(), is_world ? 0 : comm.group_id()},
+                               .divisor = options_.divisor,
                                .velocities = options_.scheme.momentum_correction > 0,
                                .factors = scheme_.low_rank,
                                .owner = options_.name};
@@ -123,7 +124,8 @@ void DataParallel::lay_out() {
 std::unique_ptr<LowRank> DataParallel::low_rank_of_bucket(const Bucket& bucket) {
   const LowRankOptions options{.rank = options_.scheme.columns,
                                .min_compression = options_.scheme.min_compression,
-                               .seed = options_.scheme.seed};
+                               .seed = options_.scheme.seed,
+                               .bf16 = rounds_factors(scheme_, options_.scheme)};
   auto out = std::make_unique<LowRank>(options);
   for (const BucketPiece& piece : bucket.pieces) {
     const ParameterInfo& info = plan_.parameter(piece.parameter);

@@ -28,7 +28,9 @@
 // buckets, or a quota of all elements) it stays: the results are then those of SGD with momentum.
 //
 // Mass: what went in and old residuals = results (before the division) + new residuals, summed over ranks,
-// for the residual rules that conserve it. Values are divided once, here, by the divisor.
+// for the residual rules that conserve it. Values are divided once, here, by the divisor. So what counts of
+// residuals and velocities is their sum over the divisor: it stays where a job goes on with another one, as on
+// other numbers of ranks (state.h), and what was left behind moves the weights as far as it would have.
 //
 // Thread: one at a time; never waits, computes no more than the copy of a gradient into its bucket. Memory:
 // it must outlive its operations (tickets done, or the engine shut down).

@@ -136,6 +136,13 @@ constexpr SchemeKnob kKnobs[] = {
      .set = [](SchemeOptions& o,
                std::string_view text) { o.min_compression = number<double>("min-compression", text); },
      .text = [](const SchemeOptions& o) { return text_of(o.min_compression); }},
+    {.name = "powersgd-wire",
+     .help = "powersgd: its sums are in float32, bf16; auto (default): float32, with --stage-sums bf16 as "
+             "that says",
+     .applies = is_low_rank,
+     .set = [](SchemeOptions& o, std::string_view text) { o.wire = text; },
+     .text = [](const SchemeOptions& o) { return o.wire; },
+     .is_text = true},
     {.name = "error-feedback",
      .help = "powersgd: on (default); off: what the factors leave behind is lost, for comparison",
      .applies = is_low_rank,
@@ -176,13 +183,16 @@ void require_known(std::string_view kind, const std::string& name, std::span<con
 }
 
 // The two sums of low rank factors.
-SchemeCost factor_cost(const SchemeOptions& options, const SchemeShape& shape) {
-  LowRank factors({.rank = options.columns, .min_compression = options.min_compression});
+SchemeCost factor_cost(const Scheme& scheme, const SchemeOptions& options, const SchemeShape& shape) {
+  LowRank factors({.rank = options.columns,
+                   .min_compression = options.min_compression,
+                   .bf16 = rounds_factors(scheme, options)});
   for (const ParameterInfo& part : shape.parts) factors.add(part.name, part.rows, part.count, nullptr);
   SchemeCost sum;
   for (const std::int64_t count : {factors.first_count(), factors.second_count()}) {
     const Shape call{.size = shape.size,
                      .count = count,
+                     .element_bytes = size_of(factors.wire()),
                      .node_size = shape.node_size,
                      .micro_op_bytes = shape.micro_op_bytes};
     if (count == 0) continue;
@@ -219,6 +229,10 @@ const Scheme& rounding_scheme() {
   return *std::ranges::find_if(schemes(), [](const Scheme& s) { return s.dense() && !s.lossless; });
 }
 
+bool rounds_factors(const Scheme& scheme, const SchemeOptions& options) {
+  return scheme.low_rank && options.wire == "bf16";
+}
+
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count) {
   // (Where every entry would be sent, indices are a waste, and selection on the way may lose some.)
   const bool whole = dense || (scheme.selects && quota == count);
@@ -235,10 +249,12 @@ void check_scheme(const SchemeOptions& o, int ranks) {
   static constexpr std::array<std::string_view, 3> kCodecs{"coo", "packed", "packed-bf16"};
   static constexpr std::array<std::string_view, 2> kBlocks{"dealt", "contiguous"};
   static constexpr std::array<std::string_view, 3> kGathers{"auto", "r-sag", "b-sag"};
+  static constexpr std::array<std::string_view, 3> kWires{"auto", "float32", "bf16"};
   find_scheme(o.name);
   require_known("codec", o.codec, kCodecs);
   require_known("blocks", o.blocks, kBlocks);
   require_known("gather", o.gather, kGathers);
+  require_known("powersgd-wire", o.wire, kWires);
   require(o.density > 0 && o.density <= 1, "density", "above 0 and at most 1", text_of(o.density));
   require(o.teams >= 0 && (o.teams == 0 || ranks == 0 || ranks % o.teams == 0), "teams",
           "a divisor of the " + std::to_string(ranks) + " ranks", text_of(o.teams));
@@ -263,7 +279,7 @@ const SchemeKnob& find_scheme_knob(std::string_view name) {
 }
 
 SchemeCost cost_of(const Scheme& scheme, const SchemeOptions& options, const SchemeShape& shape) {
-  if (scheme.low_rank) return factor_cost(options, shape);
+  if (scheme.low_rank) return factor_cost(scheme, options, shape);
   std::int64_t length = 0;
   for (const ParameterInfo& part : shape.parts) length += part.count;
   const SparseOptions call = sparse_call(scheme, options, shape.quota);

@@ -44,6 +44,8 @@ const Scheme& find_scheme(std::string_view name);  // throws UsageError with the
 const Scheme& lossless_scheme();
 // The one that sends every element, rounded.
 const Scheme& rounding_scheme();
+// Whether what low rank sums is bfloat16.
+bool rounds_factors(const Scheme& scheme, const SchemeOptions& options);
 // What a bucket takes: `dense` as its plan says, `quota` its entries in this step.
 const Scheme& scheme_of_bucket(const Scheme& scheme, bool dense, std::int64_t quota, std::int64_t count);
 // Low rank sends short parameters along with its factors: they need no bucket of their own. Others keep

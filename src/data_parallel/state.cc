@@ -205,7 +205,8 @@ LiveRow ParameterState::part_row(const char* kind, int parameter, LargeVector<fl
              .dtype = DType::float32,
              .rule = LayoutRule::sum,
              .shard = info.part(),
-             .peers = options_.of_copy.value_or(options_.peers)};
+             .peers = options_.of_copy.value_or(options_.peers),
+             .divisor = options_.divisor};
   out.loads_only = !options_.is_first_copy;
   out.read = [this, parameter, &all](auto&) { return std::as_bytes(part_of(all, plan_, parameter)); };
   out.write = [this, parameter, &all](std::span<const std::byte> values) {

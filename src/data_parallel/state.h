@@ -1,8 +1,8 @@
 // What data-parallel training keeps between steps: the memory, laid out by bucket so that an operation works
 // on it in place, and its rows in the registry of state (state/registry.h), by parameter name.
 //
-//   residual   sum      what compression left behind on this rank, in units of the gradient
-//   velocity   sum      with momentum correction: what its gradients have gathered on this rank
+//   residual   sum      what compression left behind on this rank, in units of its gradient
+//   velocity   sum      with momentum correction: what its gradients have gathered on this rank, in the same units
 //   scale      same     what its bucket's quota follows (quotas.h)
 //   factor     same     of a matrix that is compressed to low rank: where the next step begins
 //   team_quota, team_figures, thresholds, threshold_steps, regions
@@ -12,7 +12,12 @@
 // Of a parameter of which its ranks hold a part (ParameterInfo::shard), residual and velocity are of that part
 // of the tensor and move with it; all else goes along where the part is the same.
 //
-// Another plan moves every parameter's residual to its new place and never zeroes one.
+// Another plan moves every parameter's residual to its new place and never zeroes one. Gradients are summed and divided:
+// the residuals' sum over that divisor is what averages still owe, and what every change of layout leaves as it is,
+// velocities' likewise. Where the divisor is another (that of a job is the number of its data-parallel ranks, also of
+// experts and tied tables, whose groups are smaller and larger), they are multiplied by new over old when they are
+// loaded, once; where it is the same, as when experts change hands between two steps, nothing is. Quotas follow the
+// ratios of scales, and of factors only directions count: both stay as they are.
 //
 // Thread: one at a time.
 #pragma once
@@ -47,6 +52,7 @@ class ParameterState {
     // them saves what they have in common, and all load it. None: `peers`.
     std::optional<Peers> of_copy = std::nullopt;
     bool is_first_copy = true;
+    double divisor = 1;                   // of the sums of gradients (DataParallelOptions)
     bool velocities = false;              // momentum correction is on
     bool factors = false;                 // matrices are compressed to low rank
     std::string owner = "data_parallel";  // of its rows

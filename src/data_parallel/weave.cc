@@ -19,8 +19,9 @@ std::string DataParallel::name_of_bucket(int b) const {
          plan_.parameter(plan_.bucket(b).pieces.front().parameter).name;
 }
 
-// Empty where nothing is selected: entries alone are coded.
+// Empty where nothing is selected: entries alone are coded, and factors that are rounded.
 std::string DataParallel::codec_of(int b) const {
+  if (rounds_factors(scheme_, options_.scheme)) return "bf16";
   return find_scheme(call(b).algorithm).selects ? options_.scheme.codec : "";
 }
 
@@ -166,6 +167,7 @@ std::uint64_t DataParallel::hash() const {
         static_cast<std::uint64_t>(scheme.columns), scheme.seed,
         static_cast<std::uint64_t>(options_.find_unused), static_cast<std::uint64_t>(options_.rows_of),
         static_cast<std::uint64_t>(scheme.error_feedback),
+        static_cast<std::uint64_t>(rounds_factors(scheme_, scheme)),
         static_cast<std::uint64_t>(options_.unused_stay_out)}) {
     add(value);
   }

@@ -149,7 +149,7 @@ void Experts::weave(Weaver& weaver) const {
     for (int l = 0; l < num_layers(); ++l) {
       const ExpertShape& at = layer(l);
       const auto forward = [&](int part) { return Piece{Work::forward, at.block, part, m}; };
-      const auto backward = [&](int part) { return Piece{Work::backward, at.block, part, m}; };
+      const auto backward = [&](int part) { return weaver.going_back(at.block, part, m); };
       const auto place = [&](RowExchange kind, int s) { return place_of(l, kind, s); };
       if (options_.holds) {
         weaver.before(forward(at.gate), announce_of(place(RowExchange::dispatch, 0), m));
@@ -231,9 +231,9 @@ void Experts::let_go(Slice& slice, RowExchange kind) {
 // What a piece was given is not needed here any more.
 void Experts::computed(const Piece& piece) {
   const auto at = std::ranges::find(layers_, piece.block, &ExpertShape::block);
-  if (alone() || at == layers_.end() || piece.work == Work::update) return;
+  const bool back = goes_back(piece.work);
+  if (alone() || at == layers_.end() || (piece.work != Work::forward && !back)) return;
   Flow& of_layer = flow(static_cast<int>(at - layers_.begin()), piece.micro_batch);
-  const bool back = piece.work == Work::backward;
   const int slice = piece.part - at->first_slice;
   if (slice >= 0 && slice < at->slices)
     let_go(of_layer.slices[static_cast<std::size_t>(slice)],

@@ -53,7 +53,7 @@ void RouterSums::weave(Weaver& weaver) const {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const int exchange = static_cast<int>(l);
       weaver.after({Work::forward, layers_[l].block, layers_[l].gate, m}, start_of(exchange, 0, m));
-      weaver.before({Work::backward, layers_[l].block, layers_[l].gate, m}, wait_of(exchange, 0, m));
+      weaver.before(weaver.going_back(layers_[l].block, layers_[l].gate, m), wait_of(exchange, 0, m));
     }
   }
 }

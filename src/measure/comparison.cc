@@ -14,6 +14,7 @@
 #include "measure/page.h"
 #include "measure/table.h"
 #include "planner/messages.h"
+#include "workload/elements.h"
 #include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 
@@ -31,18 +32,18 @@ std::string new_session() {
          std::to_string(getpid());
 }
 
-Recorded recorded_of(const EmulatedRun& run, const Outline& outline, int stages,
+Recorded recorded_of(const EmulatedRun& run, const Outline& outline, const Mesh& mesh,
                      std::span<const std::int64_t> pauses) {
   Recorded out;
   out.steps = job_of(rank_steps(run), pauses);
-  out.tokens = static_cast<double>(outline.tokens_per_rank) * static_cast<double>(run.ranks.size()) / stages;
+  out.tokens = static_cast<double>(outline.tokens_per_rank) * mesh.dp;
   const EmulatedSteps& first = run.ranks.front();
   const auto gradients_of = [](const EmulatedSteps& rank) {
     return static_cast<double>(rank.formula_bytes) - rank.table_formula_bytes.back();
   };
   out.formula_bytes = gradients_of(first);
   for (const EmulatedSteps& rank : run.ranks) {
-    if (stages > 1) out.formula_bytes = std::max(out.formula_bytes, gradients_of(rank));
+    if (mesh.pp > 1) out.formula_bytes = std::max(out.formula_bytes, gradients_of(rank));
   }
   out.parameters = outline.parameters;
   const std::vector<PackingChange>& packings = run.ranks.front().packings;
@@ -119,7 +120,7 @@ TrainOptions Comparison::options_of(const std::string& name, const NamedLink& li
   const auto messages = messages_.find({variant.name, link.name});
   if (messages != messages_.end()) out.backward.messages = messages->second;
   const auto stages = stages_.find({variant.name, link.name});
-  if (stages != stages_.end()) out.sizes.stage.compressed = stages->second.compressed;
+  if (stages != stages_.end()) stages->second.apply(out.scheme, out.sizes.stage, out.backward);
   return out;
 }
 
@@ -160,7 +161,8 @@ void Comparison::choose_stages_at(const NamedLink& link) {
     if (by.planned) options.planned_link = *by.planned;
     stages_[{variant.name, link.name}] = choose_compressed_stages(
         outline_, emulation_of(options, options_.ranks, outline_),
-        simulation_of(options_.ranks, by.link, measured_costs(options, options_.ranks, outline_)));
+        simulation_of(options_.ranks, by.link, measured_costs(options, options_.ranks, outline_)),
+        variant.chooses_rank);
   }
 }
 
@@ -241,7 +243,7 @@ void Comparison::simulate_all(const std::vector<std::string>& variants, const Na
     SimulationOptions simulation = simulation_of(options_.ranks, link.link, costs_[variant]);
     simulation.byte_scale = options_.computation.byte_scale;
     const EmulatedRun run = simulate(options, outline_, simulation);
-    save(variant, link, recorded_of(run, outline_, options.sizes.stage.stages, {}), true);
+    save(variant, link, recorded_of(run, outline_, mesh_of(options.sizes, options_.ranks), {}), true);
   }
 }
 
@@ -262,23 +264,23 @@ RunVariant Comparison::work_at(const NamedLink& link) {
     options.settles_after = [&](std::int64_t step) { return turns_.ends_behind(step); };
     const EmulatedRun run =
         emulate_ranks(options_.ranks, link.link, outline_, options, [&] { lane.close(); });
-    return recorded_of(run, outline_, options.mesh.pp, turns_.ends);
+    return recorded_of(run, outline_, options.mesh, turns_.ends);
   };
 }
 
-// Tables may be cut.
 MemoryNeed Comparison::need_of(const std::string& variant, const NamedLink& link) const {
   const TrainOptions options = options_of(variant, link);
   const ModelShape shape = emulated_ ? shape_of(outline_) : model_shape(options.model, options.sizes);
-  const RankElements elements = elements_of_rank(shape, options.tables, options_.ranks);
+  const RankElements elements =
+      emulated_ ? elements_of_ranks(outline_, emulation_of(options, options_.ranks, outline_), options_.ranks)
+                : elements_of_ranks(options.model, options.sizes, options.tables, options_.ranks);
   // The model has as many words as the data.
   const double scale = static_cast<double>(parameters_) / static_cast<double>(shape.num_elements()) /
                        options_.computation.byte_scale;
   const auto scaled = [&](std::int64_t count) {
     return static_cast<std::int64_t>(scale * static_cast<double>(count));
   };
-  return {.worlds = 1,
-          .ranks = options_.ranks,
+  return {.ranks = options_.ranks,
           .parameters = scaled(elements.dense),
           .held = scaled(elements.held),
           .copies = emulated_ ? kCopiesOfEmulation : kCopiesOfTraining};

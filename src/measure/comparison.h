@@ -36,6 +36,7 @@ struct Variant {
   bool chooses_messages = false;
   // So is the number of stages whose gradients are compressed (planner/stages.h).
   bool chooses_stages = false;
+  bool chooses_rank = false;  // with it, the columns of factors
 };
 
 struct NamedLink {

@@ -10,6 +10,7 @@
 #include "measure/outline_file.h"
 #include "measure/text.h"
 #include "weft/error.h"
+#include "workload/elements.h"
 #include "workload/job_strategies.h"
 #include "workload/measure_kernels.h"
 
@@ -61,12 +62,11 @@ Outline read_named_outline(const std::string& file, const std::string& model) {
 }
 
 void check_named_outline(const Computation& computation, const std::string& model,
-                         const TablesOptions& tables, int ranks) {
+                         const TrainOptions& options, int ranks) {
   if (computation.outline.empty()) return;
   const Outline outline = read_named_outline(computation.outline, model);
-  const RankElements elements = elements_of_rank(shape_of(outline), tables, ranks);
-  check_memory({.worlds = 1,
-                .ranks = ranks,
+  const RankElements elements = elements_of_ranks(outline, emulation_of(options, ranks, outline), ranks);
+  check_memory({.ranks = ranks,
                 .parameters = elements.dense / computation.byte_scale,
                 .held = computation.simulated() ? 0 : elements.held,  // a walk has no memory for their rows
                 .copies = kCopiesOfEmulation},
@@ -88,11 +88,15 @@ EmulationOptions emulation_of(const TrainOptions& options, int ranks, const Outl
   out.stage = options.sizes.stage;
   out.backward = options.backward;
   out.backward.seed = options.seed;
+  out.tensor_bf16 = options.sizes.tensor.bf16;
   out.optimizer = optimizer_options(options);
   out.warmup = 0;
   out.steps = options.steps;
   out.seed = options.seed;
   out.micro_batches = options.accumulate;
+  // (An outline that was named may be of other batches.)
+  const std::int64_t sequences = sequences_of_rank(options, out.mesh.dp);
+  if (sequences * sequence_length(options) == outline.tokens_per_rank) out.sequences = sequences;
   TrainOptions waits = options;
   waits.find_unused = false;  // that is data parallelism's: it says so itself
   out.updates_wait = why_updates_wait(waits);

@@ -45,7 +45,7 @@ Outline read_named_outline(const std::string& file, const std::string& model);
 // Of an outline whose file was named, before anything is made: the same, and where it is of more than the
 // memory holds.
 void check_named_outline(const Computation& computation, const std::string& model,
-                         const TablesOptions& tables, int ranks);
+                         const TrainOptions& options, int ranks);
 
 // Where the outline was measured of so many ranks side by side and this machine has a core for each,
 // computation occupies it; else ranks stand for machines of their own, and sleep.

@@ -27,7 +27,7 @@ double available_memory() {
 void check_memory(const MemoryNeed& need, double available_bytes) {
   if (need.bytes() <= available_bytes) return;
   throw UsageError(std::to_string(need.ranks) + " ranks with " + std::to_string(need.parameters + need.held) +
-                   " parameters need about " + size_text(need.bytes()) + ", and " +
+                   " parameters together need about " + size_text(need.bytes()) + ", and " +
                    size_text(available_bytes) + " are free: fewer ranks, or a smaller model");
 }
 

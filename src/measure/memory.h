@@ -14,14 +14,13 @@ inline constexpr double kCopiesOfTraining = 8, kCopiesOfEmulation = 5;
 inline constexpr double kCopiesOfRows = 3;  // of tables whose rows travel: values and at most two moments
 
 struct MemoryNeed {
-  std::size_t worlds = 1;       // at once
-  int ranks = 1;                // of each
-  std::int64_t parameters = 0;  // of a rank, but for
+  int ranks = 1;
+  std::int64_t parameters = 0;  // of all of these ranks together, but for
   std::int64_t held = 0;        // elements of such tables
   double copies = kCopiesOfTraining;
 
   double bytes() const {
-    return static_cast<double>(worlds) * ranks * sizeof(float) *
+    return sizeof(float) *
            (copies * static_cast<double>(parameters) + kCopiesOfRows * static_cast<double>(held));
   }
 };

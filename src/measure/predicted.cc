@@ -5,7 +5,7 @@
 #include "experts/packing.h"
 #include "measure/emulated.h"
 #include "measure/memory.h"
-#include "workload/job_strategies.h"
+#include "workload/elements.h"
 
 namespace weft {
 
@@ -14,14 +14,13 @@ namespace {
 // Elements of all ranks together that are walked one by one: some seconds.
 constexpr WalkSize kWalked{.exact = 1 << 27, .walked = 1 << 27};
 
-std::string why_not(const Outline& outline, const TablesOptions& tables, const ExpertOptions& experts,
+std::string why_not(const Outline& outline, const EmulationOptions& emulation,
                     const SimulationOptions& simulation) {
   if (simulation.ranks == 1) return "one rank exchanges nothing";
-  if (experts.ranks > 1 && outline.experts.empty())
+  if (emulation.experts.ranks > 1 && outline.experts.empty())
     return "what its experts take apart from their blocks was not measured";
-  const RankElements elements = elements_of_rank(shape_of(outline), tables, simulation.ranks);
-  const MemoryNeed need{.worlds = 1,
-                        .ranks = simulation.ranks,
+  const RankElements elements = elements_of_ranks(outline, emulation, simulation.ranks);
+  const MemoryNeed need{.ranks = simulation.ranks,
                         .parameters = elements.dense / simulation.byte_scale,
                         .held = 0,  // a walk has no memory for their rows
                         .copies = kCopiesOfEmulation};
@@ -41,7 +40,7 @@ void add_prediction(const Outline& outline, const EmulationOptions& given, Simul
   simulation.traces = nullptr;
   simulation.byte_scale =
       std::max(simulation.byte_scale, walk_scale(outline, emulation, simulation.ranks, kWalked));
-  summary.not_predicted = why_not(outline, emulation.tables, emulation.experts, simulation);
+  summary.not_predicted = why_not(outline, emulation, simulation);
   if (!summary.not_predicted.empty()) return;
   const Prediction predicted = predict(outline, emulation, simulation);
   summary.predicted_step_seconds = predicted.step_seconds;

@@ -38,4 +38,8 @@ class MessageSet {
   std::set<std::pair<int, int>> messages_;
 };
 
+// Throws UsageError of one sentence where a text that names messages one by one names some that a step of so many
+// micro-batches over so many chunks of the model has not.
+void check_messages(const std::string& messages, int chunks, int micro_batches);
+
 }  // namespace weft

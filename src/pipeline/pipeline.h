@@ -15,9 +15,9 @@
 // that makes gradients of weights). So a stage keeps what is under way on it, and what was posted ahead: as many
 // items as there are stages. With 1f1b that does not grow with the number of micro-batches.
 //
-// Which gradients travel as factors (stage_codec.h) follows from the table: those of the epilogue, or all. Both
-// ends work it out from the same order of pieces, by chunk and micro-batch. Or they were chosen one by one
-// (message_set.h), and are part of the options.
+// Which gradients travel as factors, or as whole numbers (stage_codec.h), follows from the table: those of the
+// epilogue, or all. Both ends work it out from the same order of pieces, by chunk and micro-batch. Or they were chosen
+// one by one (message_set.h), and are part of the options.
 //
 // Where tensor-parallel ranks have the same activations each of them sends its share of the tokens (rows, never parts
 // of one), and what arrives they gather as it came, factors as factors: the pipe carries every token once, and all of
@@ -30,12 +30,13 @@
 //
 // Bytes of a rank, n tokens by m values a micro-batch, values of w bytes (of bfloat16 2), each chunk: forward M n m w
 // where it has one behind it; back, where it has one before it, (M - q) n m w + q (n + m) r w, q being those that
-// travel as factors. Gathers, by the ring: of every receive, the values that came to all copies but the next one.
+// travel as factors; as whole numbers of b bits q n (4 + ceil(m b / 8)), each to a multiple of 4. Gathers, by the ring:
+// of every receive, what came to all copies but the next one.
 //
 // State, of every link over which this rank sends gradients (rule restart: it is of this rank's micro-batches). It is
 // never reset between steps, an evaluation does not touch it, and where the loss counts otherwise it is rescaled. Where
-// stages, layers or tensor-parallel ranks are others it is another row, and one that comes with messages of another
-// number of tokens is dropped before the first step; both are said in one line of the log.
+// stages, layers or tensor-parallel ranks are others it is another row, and before a step that has messages of more
+// tokens than any had, or where those of the run have fewer, the error is dropped; each is said in one line of the log.
 //   error    [tokens, values], what the link's messages have left behind
 //   factor   Q of its last message
 //   scale    of the error, and how many messages there were
@@ -74,9 +75,9 @@ struct PipelineOptions {
   Peers peers;                    // ranks with the same stage, for state
   std::optional<Comm> copies;     // ranks with the same activations; none: this one alone
   std::uint32_t gather_slot = 0;  // in that group, takes num_slots() of it
+  std::int64_t tokens = 0;        // of a micro-batch, at most; 0: not known. More were another run's
   // affects speed only
-  int micro_batches = 0;  // of a step, and tokens of each, for what rows say; 0: not known
-  std::int64_t tokens = 0;
+  int micro_batches = 0;         // of a step, for what rows say; 0: not known
   std::uint32_t first_slot = 0;  // takes num_slots()
 };
 
@@ -86,6 +87,13 @@ void check(const PipelineOptions& options);
 // Of a chunk.
 enum class StageExchange : std::uint8_t { arrives, leaves, leaves_back, arrives_back };
 inline constexpr int kStageExchanges = 4;
+constexpr std::size_t index(StageExchange what) { return static_cast<std::size_t>(what); }
+constexpr bool is_back(StageExchange what) {
+  return what == StageExchange::leaves_back || what == StageExchange::arrives_back;
+}
+constexpr bool is_sent(StageExchange what) {
+  return what == StageExchange::leaves || what == StageExchange::leaves_back;
+}
 
 class Pipeline final : public Strategy {
  public:
@@ -122,8 +130,12 @@ class Pipeline final : public Strategy {
   std::shared_ptr<std::byte[]> arrived(const std::string& activation, int micro_batch) const;
   std::shared_ptr<std::byte[]> gradient_arrived(const std::string& activation, int micro_batch) const;
 
-  // Whether the gradient of what that chunk of the model took travels as factors, in a step of so many.
+  // Whether the gradient of what that chunk of the model took is compressed, in a step of so many.
   bool is_compressed(int chunk, int micro_batch, int micro_batches) const;
+  // Whether what that exchange of the list sends, or receives, in it does: what an end of a message goes by.
+  bool is_coded(int exchange, int micro_batch, int micro_batches) const {
+    return is_coded(kinds_[static_cast<std::size_t>(exchange)], micro_batch, micro_batches);
+  }
   const PipelineOptions& options() const { return options_; }
   std::int64_t width() const { return width_; }
   const std::vector<ChunkShape>& chunks() const { return chunks_; }
@@ -167,17 +179,17 @@ class Pipeline final : public Strategy {
   int share() const { return options_.copies ? options_.copies->rank() : 0; }
   // Of what passes between stages.
   DType wire() const { return options_.stage.bf16 ? DType::bfloat16 : options_.dtype; }
-  // Values that come to each of the copies for their shares of so many tokens.
+  std::int64_t message_bytes(std::int64_t tokens, bool coded) const;
+  // What comes to each of the copies for their shares of so many tokens: bytes where it is coded, else values.
   std::vector<std::int64_t> arriving(std::int64_t tokens, bool coded) const;
   std::int64_t gather_bytes(std::int64_t tokens, bool coded) const;
-  // Whether what is received, or sent, in that micro-batch of so many travels as factors.
   bool is_coded(const Kind& kind, int micro_batch, int micro_batches) const;
   const Flow* find(const std::string& activation, int micro_batch, bool leaves) const;
   std::vector<LiveRow> state_rows();
   void drop_misfits();
-  void start_receive(int exchange, const Kind& kind, const When& when);
-  void start_send(int exchange, const Kind& kind, const When& when, TensorSource& tensors);
-  SubmitOptions submit_options(int exchange, const Kind& kind, const When& when) const;
+  void start_receive(const Kind& kind, const When& when);
+  void start_send(const Kind& kind, const When& when, TensorSource& tensors);
+  SubmitOptions submit_options(const Kind& kind, const When& when) const;
 
   struct Bytes {  // of a step
     std::atomic<std::uint64_t> sent = 0;
@@ -215,10 +227,10 @@ class Pipeline final : public Strategy {
   std::vector<int> last_parts_;  // of each chunk: its last block's last
   std::int64_t width_;
   PipelineOptions options_;
+  const MessageForm form_;
   StateRegistry& registry_;
   const std::optional<MessageSet> chosen_;                   // none: the options have a name
   const std::string layout_;                                 // part of the names of state
-  bool loaded_ = false;                                      // state, since the last step
   std::vector<Kind> kinds_;                                  // of each exchange
   std::map<int, std::unique_ptr<StageCodec>> codecs_;        // by chunk of the model
   std::map<int, Ticket> coded_;                              // by chunk of the model: of its last message

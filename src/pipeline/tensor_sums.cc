@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "collectives/registry.h"
+#include "transports/endpoint.h"
 #include "weft/collective.h"
 #include "weft/error.h"
+#include "wire/bfloat16.h"
 
 namespace weft {
 
@@ -24,19 +26,27 @@ std::string title_of(const SumShape& sum) {
 }  // namespace
 
 TensorSums::TensorSums(Engine& engine, const Comm& group, std::vector<SumShape> sums, Options options)
-    : engine_(engine), comm_(group), sums_(std::move(sums)), options_(std::move(options)) {}
+    : engine_(engine), comm_(group), sums_(std::move(sums)), options_(std::move(options)) {
+  if (std::ranges::any_of(sums_, &SumShape::bf16) && options_.dtype != DType::float32)
+    refuse("what is rounded to bfloat16 between these ranks is float32, not " +
+           std::string(name_of(options_.dtype)));
+  comm_.endpoint().add_whole_slots(comm_.group_id(), options_.first_slot, num_slots());
+}
+
+// Tokens travel, each for itself.
+const LinkCost& TensorSums::cost() const { return comm_.endpoint().cost(/*whole=*/true); }
 
 Shape TensorSums::call_of(const SumShape& sum, std::int64_t tokens) const {
   return {.size = comm_.size(),
           .count = tokens * sum.values,
-          .element_bytes = size_of(options_.dtype),
+          .element_bytes = size_of(wire(sum)),
           .node_size = comm_.node_size(),
-          .micro_op_bytes = comm_.micro_op_bytes()};
+          .micro_op_bytes = comm_.endpoint().micro_op_bytes(/*whole=*/true)};
 }
 
 std::uint64_t TensorSums::bytes_of(const SumShape& sum, std::int64_t tokens) const {
   const Shape call = call_of(sum, tokens);
-  return choose(Family::all_reduce, call, comm_.cost()).bytes(call);
+  return choose(Family::all_reduce, call, cost()).bytes(call);
 }
 
 std::vector<PlanRow> TensorSums::rows() const {
@@ -49,12 +59,12 @@ std::vector<PlanRow> TensorSums::rows() const {
                 .group = comm_.group_id(),
                 .ranks = comm_.size(),
                 .scheme = "dense",
+                .codec = sum.bf16 ? "bf16" : "",
                 .traffic = TrafficClass::blocking,
                 .slot = options_.first_slot + static_cast<std::uint32_t>(s)};
     row.bytes = static_cast<double>(bytes_of(sum, options_.tokens)) * options_.micro_batches;
     const Shape call = call_of(sum, options_.tokens);
-    row.seconds =
-        options_.micro_batches * choose(Family::all_reduce, call, comm_.cost()).seconds(call, comm_.cost());
+    row.seconds = options_.micro_batches * choose(Family::all_reduce, call, cost()).seconds(call, cost());
     row.why = "of " + std::to_string(comm_.size()) + " ranks' shares, in each micro-batch";
     out.push_back(std::move(row));
   }
@@ -68,6 +78,7 @@ std::vector<Exchange> TensorSums::exchanges() const {
                       .traffic = TrafficClass::blocking,
                       .group = comm_.group_id(),
                       .slot = options_.first_slot + static_cast<std::uint32_t>(s),
+                      .codec = sums_[s].bf16 ? "bf16" : "",
                       .each_micro_batch = true};
     exchange.reads = {tensor_of(sums_[s], 0)};
     exchange.writes = exchange.reads;
@@ -86,10 +97,8 @@ void TensorSums::weave(Weaver& weaver) const {
         weaver.before({Work::forward, sum.block, sum.part + 1, m}, wait_of(exchange, 0, m));
         continue;
       }
-      for (const Work work : {Work::backward, Work::input_gradient}) {
-        weaver.after({work, sum.block, sum.part, m}, start_of(exchange, 0, m));
-        weaver.before({work, sum.block, sum.part - 1, m}, wait_of(exchange, 0, m));
-      }
+      weaver.after(weaver.going_back(sum.block, sum.part, m), start_of(exchange, 0, m));
+      weaver.before(weaver.going_back(sum.block, sum.part - 1, m), wait_of(exchange, 0, m));
     }
   }
 }
@@ -121,13 +130,34 @@ void TensorSums::start(int exchange, const When& when, TensorSource& tensors) {
                           .slot = options_.first_slot + static_cast<std::uint32_t>(exchange),
                           .step = walked_ + static_cast<std::uint32_t>(when.micro_batch)};
   batch.tickets[static_cast<std::size_t>(exchange)] =
-      engine_.submit(comm_, how, [bytes = bytes_, data](Comm comm) { return add_up(comm, bytes, data); });
+      engine_.submit(comm_, how, [bytes = bytes_, data, rounds = sum.bf16](Comm comm) {
+        return rounds ? add_up_rounded(comm, bytes, data) : add_up(comm, bytes, data);
+      });
 }
 
 Task<void> TensorSums::add_up(Comm comm, std::shared_ptr<Bytes> bytes, Dense data) {
   const AllReduceOptions options;
   co_await all_reduce(comm, data, options);
   bytes->sent += comm.bytes_sent();
+}
+
+Task<void> TensorSums::add_up_rounded(Comm comm, std::shared_ptr<Bytes> bytes, Dense data) {
+  const auto count = static_cast<std::size_t>(data.count);
+  const Buffer memory = comm.buffer(count * sizeof(bfloat16));
+  const std::span<bfloat16> rounded = memory.as<bfloat16>();
+  const std::span<float> values(reinterpret_cast<float*>(data.data), count);
+  auto narrow = [&] {
+    wire::narrow(values, rounded);
+    return comm.kernels().round_element * static_cast<double>(count);
+  };
+  co_await comm.compute(narrow);
+  const Dense sum(rounded);
+  co_await add_up(comm, bytes, sum);
+  auto widen = [&] {
+    wire::widen(rounded, values);
+    return comm.kernels().widen_element * static_cast<double>(count);
+  };
+  co_await comm.compute(widen);
 }
 
 Ticket TensorSums::ticket(int exchange, const When& when) const {

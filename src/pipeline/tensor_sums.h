@@ -4,6 +4,10 @@
 //
 // Bytes of a rank, of each sum and micro-batch: those of an all-reduce of [tokens, values].
 //
+// Sums of a shape that says so (SumShape::bf16) travel as bfloat16: every rank's share is rounded to nearest even, every
+// addition rounds again (kernels/fold.h), and the sum is float32 again where it arrived, the same bits on all ranks.
+// What rounding takes away is lost, as between stages.
+//
 // Thread: one at a time, that of the driver. Memory: the driver's, in place, until the ticket is done.
 #pragma once
 
@@ -66,9 +70,12 @@ class TensorSums final : public Strategy {
     std::int64_t tokens = 0;
     std::vector<Ticket> tickets;  // of each sum
   };
+  const LinkCost& cost() const;
   Shape call_of(const SumShape& sum, std::int64_t tokens) const;  // of the all-reduce
   std::uint64_t bytes_of(const SumShape& sum, std::int64_t tokens) const;
+  DType wire(const SumShape& sum) const { return sum.bf16 ? DType::bfloat16 : options_.dtype; }
   static Task<void> add_up(Comm comm, std::shared_ptr<Bytes> bytes, Dense data);
+  static Task<void> add_up_rounded(Comm comm, std::shared_ptr<Bytes> bytes, Dense data);
 
   Engine& engine_;
   Comm comm_;

@@ -130,6 +130,7 @@ Choice choose_scheme(const Outline& outline, EmulationOptions emulation, const S
     return out.candidates.back().prediction.step_seconds;
   };
   const LinkCost link = cost_of_link(emulation, simulation);
+  scheme.wire = wire_of(scheme, emulation.stage);
   scheme.buckets.stay_dense.clear();
   if (simulation.byte_scale == 1) emulation.windows = windows_of(outline, emulation);
   // Step 1

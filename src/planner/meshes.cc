@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "planner/text.h"
+#include "planner/traffic.h"
 #include "workload/step_parts.h"
 
 namespace weft {
@@ -28,17 +29,6 @@ std::string mebibytes(double bytes) {
   return text;
 }
 
-// What travels, by whose it is.
-struct Traffic {
-  std::string_view strategy, name;
-  Axis axis;
-};
-constexpr std::array kTraffic{Traffic{"tensor", "tensor-parallel sums", Axis::tp},
-                              Traffic{"pipeline", "activations and gradients between stages", Axis::pp},
-                              Traffic{"tied", "sums of what stages share", Axis::pp},
-                              Traffic{"experts", "rows of experts", Axis::ep},
-                              Traffic{"", "sums of gradients", Axis::dp}};  // all others
-
 struct Sent {
   double bytes = 0, seconds = 0;
 };
@@ -50,10 +40,7 @@ std::array<Sent, kTraffic.size()> sent_of(const Plan& plan) {
   for (const Plan::Stage& stage : plan.stages) {
     std::array<Sent, kTraffic.size()> sent;
     for (const std::size_t end = row + stage.rows; row < end; ++row) {
-      const auto kind = std::ranges::find_if(kTraffic, [&](const Traffic& t) {
-        return t.strategy.empty() || t.strategy == plan.rows[row].strategy;
-      });
-      Sent& sum = sent[static_cast<std::size_t>(kind - kTraffic.begin())];
+      Sent& sum = sent[traffic_of(plan.rows[row].strategy)];
       sum.bytes += plan.rows[row].bytes;
       sum.seconds += plan.rows[row].seconds;
     }
@@ -78,9 +65,13 @@ std::string why_exposed(const Plan& plan, const Mesh& mesh, const PlannedMesh& p
 
 std::string why_idle(const PlannedMesh& planned) {
   const std::vector<StagePrediction>& stages = planned.prediction.stages;
+  if (stages.size() == 1)
+    return "ranks wait for those whose experts have more rows for " +
+           percent(planned.prediction.bubble_seconds / planned.prediction.step_seconds) + " of a step";
   std::string out = std::to_string(stages.size()) + " stages over " + std::to_string(planned.micro_batches) +
                     (planned.micro_batches == 1 ? " micro-batch" : " micro-batches") + " are idle for " +
-                    percent(planned.idle_seconds / planned.prediction.step_seconds) + " of a step";
+                    percent(planned.prediction.bubble_seconds / planned.prediction.step_seconds) +
+                    " of a step";
   const auto slowest = std::ranges::max_element(stages, {}, &StagePrediction::compute_seconds);
   if (slowest->compute_seconds > kUneven * planned.prediction.compute_seconds)
     out += ", and stage " + std::to_string(slowest - stages.begin()) + " computes for " +
@@ -97,10 +88,10 @@ void explain(PlannedMesh& planned, const MeshCase& mesh, const SimulationOptions
   }
   const Prediction& predicted = planned.prediction;
   const double limit = kHardly * predicted.step_seconds;
-  if (std::max(predicted.exposed_seconds, planned.idle_seconds) < limit)
+  if (std::max(predicted.exposed_seconds, predicted.bubble_seconds) < limit)
     planned.why =
         "a rank computes for " + percent(predicted.compute_seconds / predicted.step_seconds) + " of a step";
-  else if (predicted.exposed_seconds >= planned.idle_seconds)
+  else if (predicted.exposed_seconds >= predicted.bubble_seconds)
     planned.why = why_exposed(plan, planned.mesh, planned, simulation.link.nodes);
   else
     planned.why = why_idle(planned);
@@ -169,8 +160,6 @@ MeshesChoice compare_meshes(const std::vector<MeshCase>& cases, const Simulation
     planned.mesh = emulation.mesh;
     planned.micro_batches = emulation.micro_batches;
     planned.prediction = std::move(walked.prediction);
-    for (const StagePrediction& stage : planned.prediction.stages)
-      planned.idle_seconds += stage.idle_seconds / emulation.mesh.pp;
     explain(planned, cases[walked.at], simulation);
     out.best.push_back(std::move(planned));
   }

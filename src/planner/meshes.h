@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "planner/plan.h"
-#include "workload/job_strategies.h"
+#include "workload/elements.h"
 
 namespace weft {
 
@@ -26,9 +26,8 @@ struct PlannedMesh {
   Mesh mesh;
   int micro_batches = 1;
   Prediction prediction;
-  double idle_seconds = 0;  // of a rank, on a link without limits: the mean over stages
-  RankElements elements;    // of the stage that has most
-  std::string why;          // what limits it
+  RankElements elements;  // of the stage that has most
+  std::string why;        // what limits it
 };
 
 struct MeshesChoice {

@@ -9,6 +9,7 @@
 #include "workload/drawn_experts.h"
 #include "workload/job_strategies.h"
 #include "workload/step_parts.h"
+#include "workload/token_cuts.h"
 
 namespace weft {
 
@@ -19,14 +20,19 @@ namespace {
 // What one rank of a stage has to do in a micro-batch, by chunk of the model.
 class StageTimes {
  public:
-  StageTimes(const Outline& outline, const EmulationOptions& options, JobStrategies& job, int rank)
+  StageTimes(const Outline& outline, const EmulationOptions& options, const KernelCosts& kernels,
+             JobStrategies& job, int rank)
       : outline_(outline),
         micro_batches_(options.micro_batches),
         model_(rank_model(outline, options, expert_layout(options, rank), rank)) {
     if (job.tensor_sums() == nullptr) return;
     sums_ = job.tensor_sums()->sums();
-    for (const PlanRow& row : job.tensor_sums()->rows())
-      sum_seconds_.push_back(row.seconds / options.micro_batches);
+    const std::vector<PlanRow> rows = job.tensor_sums()->rows();
+    for (std::size_t s = 0; s < rows.size(); ++s) {
+      const double rounding = sums_[s].bf16 ? kernels.round_element + kernels.widen_element : 0;
+      sum_seconds_.push_back(rows[s].seconds / options.micro_batches +
+                             rounding * static_cast<double>(rows[s].count));
+    }
   }
   const std::vector<ChunkShape>& chunks() const { return model_.shape.chunks; }
   double of(const ChunkShape& chunk, bool forward) const {
@@ -71,25 +77,26 @@ class StageLink {
       : options_(options),
         kernels_(kernels),
         shares_(options.mesh.tp, tokens),
-        width_(width),
-        codec_("gradients", width, options.backward, options.stage.bf16) {}
+        codec_("gradients", {width, options.backward, options.stage.bf16}) {}
 
-  MessageSeconds dense(int from, int to) const { return of(from, to, shares_.count(0) * width_); }
+  MessageSeconds dense(int from, int to) const {
+    return of(from, to, shares_.count(0) * codec_.form().width * (options_.stage.bf16 ? 2 : 4));
+  }
   MessageSeconds coded(int from, int to) const {
-    MessageSeconds out = of(from, to, coded_count(options_.backward, shares_.count(0), width_));
+    MessageSeconds out = of(from, to, codec_.form().bytes(shares_.count(0)));
     out.more += codec_.encode_seconds(kernels_, shares_.count(0));
     for (int r = 0; r < shares_.size(); ++r)
-      out.more += StageCodec::decode_seconds(kernels_, options_.backward, shares_.count(r), width_);
+      out.more += StageCodec::decode_seconds(kernels_, codec_.form(), shares_.count(r));
     return out;
   }
 
  private:
-  MessageSeconds of(int from, int to, std::int64_t values) const {
+  MessageSeconds of(int from, int to, std::int64_t message) const {
     const LinkCost& link = *options_.planned_link;
     const auto node = [&](int stage) { return options_.mesh.rank_of({.pp = stage}) / link.node_ranks; };
     const bool inside = node(from) == node(to);
     const LinkCost cost = inside ? link.inside() : link;
-    const double bytes = static_cast<double>(values) * (options_.stage.bf16 ? 2 : 4);
+    const auto bytes = static_cast<double>(message);
     MessageSeconds out{.port = bytes * cost.seconds_per_byte * (inside ? 1 : link.node_ranks),
                        .more = cost.hop_seconds};
     if (shares_.size() > 1) {
@@ -102,7 +109,6 @@ class StageLink {
   const EmulationOptions& options_;
   const KernelCosts& kernels_;
   const Blocks shares_;
-  const std::int64_t width_;
   const StageCodec codec_;
 };
 
@@ -117,17 +123,18 @@ double tail_of(const JobStrategies& job, double last_backward) {
 
 PipelineTimes pipeline_times(const Outline& outline, const EmulationOptions& emulation,
                              const SimulationOptions& simulation) {
-  const int stages = emulation.mesh.pp, micro_batches = emulation.micro_batches;
+  const int stages = emulation.mesh.pp;
   const auto chunks = static_cast<std::size_t>(stages) * static_cast<std::size_t>(emulation.stage.chunks);
   const Outline of_one = of_one_micro_batch(with_dense_tables(outline, emulation.tables), emulation);
-  const std::int64_t tokens = (outline.tokens_per_rank + micro_batches - 1) / micro_batches;
+  const std::int64_t tokens = TokenCuts(outline, emulation).most();
   const StageLink link(emulation, simulation.costs.kernels, tokens, outline.width);
   const bool halves = pipeline_schedule_of(emulation.stage.schedule) == PipelineSchedule::zb_h1;
   PipelineTimes out;
   out.forward = out.backward = out.weights = std::vector<double>(chunks);
   out.ahead = out.back = out.coded = std::vector<MessageSeconds>(chunks);
   const auto time = [&](int stage, JobStrategies& job) {
-    const StageTimes times(of_one, emulation, job, emulation.mesh.rank_of({.pp = stage}));
+    const StageTimes times(of_one, emulation, simulation.costs.kernels, job,
+                           emulation.mesh.rank_of({.pp = stage}));
     double last = 0;
     for (const ChunkShape& chunk : times.chunks()) {
       const auto c = static_cast<std::size_t>(chunk.number);
@@ -150,7 +157,7 @@ MessagesChoice choose_messages(const Outline& outline, EmulationOptions emulatio
                                const SimulationOptions& simulation) {
   if (emulation.mesh.pp == 1) refuse("there is one stage, and nothing goes back between stages");
   if (!emulation.backward.compresses())
-    refuse("nothing travels as factors: --backward-rank says of how many columns");
+    refuse("nothing goes back as factors or whole numbers (--backward-rank, --backward-bits)");
   if (!emulation.planned_link) refuse("nobody has said what a message between stages takes (--plan-link)");
   emulation.backward.messages = BackwardOptions{}.messages;
   const PipelineTimes times = pipeline_times(outline, emulation, simulation);
@@ -177,7 +184,7 @@ MessagesChoice choose_messages(const Outline& outline, EmulationOptions emulatio
                      .all_seconds = step_seconds(shape, times, all),
                      .why = {}};
   out.why = std::to_string(out.chosen) + " of " + std::to_string(out.all) +
-            " messages are factors, and none of them could be missed; a step takes " +
+            " messages are compressed, and none of them could be missed; a step takes " +
             milliseconds(out.step_seconds) + " by these seconds, with none " +
             milliseconds(out.none_seconds) + ", with the " + std::to_string(out.epilogue) +
             " of the epilogue " + milliseconds(out.epilogue_seconds) + ", with all " +

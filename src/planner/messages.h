@@ -24,8 +24,8 @@ struct MessagesChoice {
   std::string why;  // one sentence
 };
 
-// `emulation.backward.messages` is not used. Throws UsageError of one sentence: nothing travels as factors, or there is
-// nothing to time it by.
+// `emulation.backward.messages` is not used. Throws UsageError of one sentence: nothing goes back as factors or whole
+// numbers, or there is nothing to time it by.
 MessagesChoice choose_messages(const Outline& outline, EmulationOptions emulation,
                                const SimulationOptions& simulation);
 

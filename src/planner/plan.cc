@@ -8,8 +8,10 @@
 #include "planner/text.h"
 #include "transports/endpoint.h"
 #include "transports/link_model.h"
+#include "workload/elements.h"
 #include "workload/job_steps.h"
 #include "workload/step_parts.h"
+#include "workload/step_waits.h"
 #include "world/sim_ranks.h"
 
 namespace weft {
@@ -35,13 +37,90 @@ double busiest_port_bytes(const std::vector<EmulatedSteps>& ranks, const Simulat
   return most;
 }
 
-std::vector<EmulatedSteps> walk(const Outline& outline, EmulationOptions emulation,
-                                const SimulationOptions& simulation) {
+struct Walk {
+  std::vector<EmulatedSteps> ranks;
+  std::vector<StepWaits> waits;  // of each rank, the mean of its steps but the last, behind which it settles
+  double step_seconds = 0;
+};
+
+Walk walk(const Outline& outline, EmulationOptions emulation, SimulationOptions simulation) {
   emulation.warmup = kSettle;
   emulation.steps = kSteps;
   emulation.before_step = nullptr;
   emulation.settles_after = nullptr;
-  return simulate_ranks(outline, emulation, simulation);
+  std::vector<std::vector<StepWaits>> waits;
+  simulation.waits = &waits;
+  Walk out;
+  out.ranks = simulate_ranks(outline, emulation, simulation);
+  out.step_seconds = step_of(out.ranks);
+  for (std::vector<StepWaits>& steps : waits) {
+    steps.pop_back();
+    out.waits.push_back(mean_of(steps));
+  }
+  return out;
+}
+
+// Whether all ranks compute the same at the same time, whatever is exchanged.
+bool alike(const Mesh& mesh, const EmulationOptions& emulation, const SimulationOptions& simulation) {
+  return mesh.pp == 1 && mesh.ep == 1 && emulation.experts.ranks <= 1 && !simulation.late;
+}
+
+constexpr double kRounding = 1e-6;  // of a step
+
+struct Steps {
+  double seconds = 0;
+  double unlimited = 0;  // of them, on a link without limits
+  bool alike = false;
+};
+
+// Of a rank, by its waits on the link and on one without limits. They add up to the step's seconds.
+StagePrediction parts_of(const Steps& step, const StepWaits& limited, const StepWaits& unlimited) {
+  StagePrediction out;
+  // (A step is a median of pieces rounded to a nanosecond, what a rank computes and waits for are means: of experts' rows,
+  // say.)
+  out.compute_seconds = std::min(unlimited.computed, (1 + kRounding) * step.unlimited);
+  const double rest = std::max(0.0, step.unlimited - out.compute_seconds);
+  out.bubble_seconds = step.alike ? 0 : std::min(unlimited.for_others, rest);
+  out.work_seconds = rest - out.bubble_seconds;
+  const double longer = step.seconds - step.unlimited;
+  out.exposed_seconds =
+      step.alike ? longer : std::clamp(limited.under_way - unlimited.under_way, 0.0, longer);
+  out.behind_seconds = longer - out.exposed_seconds;
+  return out;
+}
+
+StagePrediction stage_of_ranks(const Steps& step, const std::vector<int>& ranks, const Walk& limited,
+                               const Walk& unlimited) {
+  StagePrediction out;
+  const auto count = static_cast<double>(ranks.size());
+  std::vector<StepWaits> waits;
+  for (const int rank : ranks) {
+    const auto r = static_cast<std::size_t>(rank);
+    waits.push_back(limited.waits[r]);
+    const StagePrediction parts = parts_of(step, limited.waits[r], unlimited.waits[r]);
+    out.compute_seconds += parts.compute_seconds / count;
+    out.work_seconds += parts.work_seconds / count;
+    out.bubble_seconds += parts.bubble_seconds / count;
+    out.exposed_seconds += parts.exposed_seconds / count;
+    out.behind_seconds += parts.behind_seconds / count;
+  }
+  for (const auto& [strategy, waited] : mean_of(waits).waited)
+    out.waited.push_back({strategy, waited.seconds, waited.for_others});
+  return out;
+}
+
+void add_stages(Prediction& out, const Mesh& mesh, const Steps& step, const Walk& limited,
+                const Walk& unlimited) {
+  std::vector<std::vector<int>> ranks(static_cast<std::size_t>(mesh.pp));
+  for (int rank = 0; rank < mesh.ranks(); ++rank)
+    ranks[static_cast<std::size_t>(mesh.coordinates(rank).pp)].push_back(rank);
+  for (const std::vector<int>& of_stage : ranks) {
+    const StagePrediction& stage =
+        out.stages.emplace_back(stage_of_ranks(step, of_stage, limited, unlimited));
+    out.compute_seconds += stage.compute_seconds / mesh.pp;
+    out.work_seconds += stage.work_seconds / mesh.pp;
+    out.bubble_seconds += stage.bubble_seconds / mesh.pp;
+  }
 }
 
 std::string_view verb_of(Move::Kind kind) {
@@ -77,8 +156,7 @@ void add_notes(std::vector<PlanRow>& rows, const std::vector<std::string>& notes
 
 int walk_scale(const Outline& outline, const EmulationOptions& emulation, int ranks, WalkSize size) {
   if (find_scheme(emulation.parallel.scheme.name).low_rank || emulation.experts.ranks > 1) return 1;
-  const RankElements elements = elements_of_rank(shape_of(outline), emulation.tables, ranks);
-  const double all = static_cast<double>(elements.dense) * ranks;
+  const auto all = static_cast<double>(elements_of_ranks(outline, emulation, ranks).dense);
   return all <= size.exact ? 1 : static_cast<int>(std::ceil(all / size.walked));
 }
 
@@ -90,28 +168,22 @@ Prediction predict(const Outline& outline, const EmulationOptions& given,
   SimulationOptions limited = simulation, unlimited = simulation;
   limited.distinct_tables = &out.distinct_tables;
   unlimited.link = {};
-  const std::vector<EmulatedSteps> ranks = walk(outline, emulation, limited);
-  out.step_seconds = step_of(ranks);
-  const double free_seconds = step_of(walk(outline, emulation, unlimited));
-  out.exposed_seconds = std::max(0.0, out.step_seconds - free_seconds);
-  double computed_by_all = 0;
-  for (int stage = 0; stage < emulation.mesh.pp; ++stage) {
-    const int rank = emulation.mesh.rank_of({.pp = stage});
-    const double computed = ranks[static_cast<std::size_t>(rank)].times.back().computed();
-    computed_by_all += computed;
-    if (emulation.mesh.pp == 1) break;
-    out.stages.push_back({.compute_seconds = computed,
-                          .idle_seconds = std::max(0.0, free_seconds - computed),
-                          .exposed_seconds = out.exposed_seconds});
-  }
-  // Of what tensor-parallel ranks compute some is cut among them, and some is not.
-  out.compute_seconds =
-      (emulation.mesh.tp > 1 ? computed_by_all
-                             : compute_seconds(with_dense_tables(outline, emulation.tables))) /
-      emulation.mesh.pp;
-  out.busiest_port_bytes = busiest_port_bytes(ranks, simulation);
-  out.notes = ranks.front().notes;
+  const Walk on_link = walk(outline, emulation, limited), without = walk(outline, emulation, unlimited);
+  const Mesh mesh = emulation.mesh.ranks() == 1 ? Mesh{.dp = simulation.ranks} : emulation.mesh;
+  const Steps step{.seconds = on_link.step_seconds,
+                   .unlimited = std::min(on_link.step_seconds, without.step_seconds),
+                   .alike = alike(mesh, emulation, simulation)};
+  out.step_seconds = step.seconds;
+  out.exposed_seconds = step.seconds - step.unlimited;
+  add_stages(out, mesh, step, on_link, without);
+  out.busiest_port_bytes = busiest_port_bytes(on_link.ranks, simulation);
+  out.notes = on_link.ranks.front().notes;
   return out;
+}
+
+double predict_step(const Outline& outline, const EmulationOptions& emulation,
+                    const SimulationOptions& simulation) {
+  return walk(outline, emulation, simulation).step_seconds;
 }
 
 void for_each_stage(const Outline& outline, const EmulationOptions& emulation, int num_ranks,

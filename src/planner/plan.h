@@ -3,6 +3,19 @@
 // The prediction is a walk of the very tables that are trained with, in virtual time (workload/simulate.cc):
 // blocks take the seconds of the outline (measured, or from FLOPs), messages those of the link, selection and
 // coding those of the kernels. Some steps are walked, because quotas and thresholds settle in the first ones.
+//
+// A step is its parts, for every stage and on the mean of all:
+//
+//   step = computation + work + bubble + exposed + behind
+//
+//   Step 1  walk it on a link without limits. What a rank does not compute there, it waits for others that have not come
+//           so far (the bubble), or it is work on gradients and messages that nothing hides: selection, factors, adding up,
+//           copies. Ranks that all compute the same have no bubble: who is late there is late with that work, or is exposed
+//   Step 2  walk it on this one. What it takes longer is exposed, as far as the rank waits so much longer for exchanges
+//           that are under way; the rest it is behind others that are exposed
+//
+// All ranks of a job end their steps equally often, so exposed and behind have the same sum everywhere: a stage's
+// share of it says whether its own exchanges are what the step waits for.
 #pragma once
 
 #include <string>
@@ -18,22 +31,32 @@ namespace weft {
 
 class JobStrategies;
 
-// Of a stage, in a step.
+// Of a stage, in a step: the mean over its ranks.
 struct StagePrediction {
-  double compute_seconds = 0;  // of its blocks
-  double idle_seconds = 0;     // beside them on a link without limits: the bubble
-  double exposed_seconds = 0;  // beside both, on this one
+  double compute_seconds = 0;
+  double work_seconds = 0;
+  double bubble_seconds = 0;
+  double exposed_seconds = 0;
+  double behind_seconds = 0;
+  // On this link, what is waited for; bubble, exposed, behind and most of the work are among it.
+  struct Waited {
+    std::string strategy;   // whose exchanges (Strategies::strategy_of)
+    double seconds = 0;     // in all
+    double for_others = 0;  // of them, until the last rank of the exchange had started it
+  };
+  std::vector<Waited> waited;
 };
 
 struct Prediction {
-  double step_seconds = 0;         // of the job: median
-  double exposed_seconds = 0;      // of them, that the same step takes less on a link without limits
-  double compute_seconds = 0;      // of the model, by the outline; of stages, the mean
+  double step_seconds = 0;  // of the job: median. The sum of the four below
+  // Mean over the stages; `exposed` with what is behind others.
+  double compute_seconds = 0, work_seconds = 0, bubble_seconds = 0;
+  double exposed_seconds = 0;      // that the same step takes less on a link without limits
   double busiest_port_bytes = 0;   // of a step's gradients, that leave the busiest node: each rank, or those
                                    // that share a port
   int distinct_tables = 0;         // of all ranks; they hold together (step/verify.h)
   std::vector<std::string> notes;  // of tables, as they went
-  std::vector<StagePrediction> stages;  // where there are several
+  std::vector<StagePrediction> stages;
 };
 
 struct Plan {
@@ -71,6 +94,9 @@ Plan make_tables(const Outline& outline, const EmulationOptions& emulation, int 
 // The prediction alone.
 Prediction predict(const Outline& outline, const EmulationOptions& emulation,
                    const SimulationOptions& simulation);
+// Its step_seconds: one walk instead of two.
+double predict_step(const Outline& outline, const EmulationOptions& emulation,
+                    const SimulationOptions& simulation);
 
 // Whose ranks exchange it: "world", or the id of a smaller group.
 std::string group_text(const Plan& plan, const PlanRow& row);

@@ -32,7 +32,7 @@ SlicesChoice choose_slices(const Outline& outline, EmulationOptions emulation,
   emulation.windows = windows_of(outline, emulation);
   for (const int slices : kSlices) {
     emulation.experts.slices = slices;
-    out.candidates.push_back({slices, predict(outline, emulation, simulation).step_seconds});
+    out.candidates.push_back({slices, predict_step(outline, emulation, simulation)});
   }
   const auto best = std::ranges::min_element(out.candidates, {}, &SlicesChoice::Candidate::step_seconds);
   out.slices = best->slices;

@@ -80,20 +80,46 @@ void add(std::span<std::byte> into, std::span<const std::byte> more) {
   for (std::size_t i = 0; i < into.size() / sizeof(T); ++i) sums[i] += summands[i];
 }
 
+// What a summand is multiplied by, so that the sum over the divisor stays.
+struct Ratio {
+  double here = 1, there = 1;
+  bool keeps_bits() const { return here == there; }
+};
+
+Ratio ratio_of(const StateRow& wanted, const StateRow& saved) {
+  if (wanted.rule != LayoutRule::sum) return {};
+  if (wanted.divisor > 0 && saved.divisor > 0) return {wanted.divisor, saved.divisor};
+  // Not told. Divisors grow as groups do, unless groups are of another kind: those of experts that are dealt to
+  // more ranks are smaller, and the divisor stays.
+  if (wanted.key.owner != saved.key.owner || !(wanted.shard == saved.shard)) return {};
+  return {static_cast<double>(wanted.peers.size), static_cast<double>(saved.peers.size)};
+}
+
+template <class T>
+void multiply(std::span<std::byte> values, const Ratio& ratio) {
+  T* const all = reinterpret_cast<T*>(values.data());
+  for (std::size_t i = 0; i < values.size() / sizeof(T); ++i)
+    all[i] = static_cast<T>(static_cast<double>(all[i]) * ratio.here / ratio.there);
+}
+
 // What row `i` has of the wanted shard goes into `out` (empty: zeros), in place of what is there or on top.
 void take(const StateRow& wanted, const StateSource& source, std::size_t i, bool on_top,
           std::vector<std::byte>& out) {
   if (source.rows()[i].zeros) return;
   out.resize(wanted.num_bytes());
   const std::size_t width = size_of(wanted.dtype);
+  const Ratio ratio = ratio_of(wanted, source.rows()[i].row);
+  const bool is_float = wanted.dtype == DType::float32;
   std::vector<std::byte> summands;
   const auto run = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
     const std::span<std::byte> place =
         std::span(out).subspan(static_cast<std::size_t>(to) * width, static_cast<std::size_t>(count) * width);
-    if (!on_top) return source.read(i, static_cast<std::size_t>(from) * width, place);
-    summands.resize(place.size());
-    source.read(i, static_cast<std::size_t>(from) * width, summands);
-    wanted.dtype == DType::float32 ? add<float>(place, summands) : add<double>(place, summands);
+    if (on_top) summands.resize(place.size());
+    const std::span<std::byte> read = on_top ? std::span(summands) : place;
+    source.read(i, static_cast<std::size_t>(from) * width, read);
+    // Before it is added: where ranks leave, a sum of theirs may be too large for the type when its mean is not.
+    if (!ratio.keeps_bits()) is_float ? multiply<float>(read, ratio) : multiply<double>(read, ratio);
+    if (on_top) is_float ? add<float>(place, read) : add<double>(place, read);
   };
   for_each_run(source.rows()[i].row.shard, wanted.shard, run);
 }
@@ -110,6 +136,7 @@ std::size_t summand_of(int r, const StateRow& wanted, const StateSource& source,
       refuse(source, describe(wanted.key) + " is of " + number(row.peers.size) + " and of " +
                          number(box.peers.size) + " ranks");
     }
+    if (row.divisor != box.divisor) refuse(source, describe(wanted.key) + " has several divisors");
     if (row.peers.rank != r) continue;
     if (found) {
       refuse(source, describe(wanted.key) + " (" + text_of(box.shard) + ") of rank " + number(r) + " of " +

@@ -214,6 +214,7 @@ class Whole {
     for (const Told& t : all) {
       const StateRow& row = t.line->row;
       if (row.peers.size != peers) differs(t, all[0], " (the number of its peers)");
+      if (row.divisor != all[0].line->row.divisor) differs(t, all[0], " (its divisor)");
       const auto [found, fresh] = of_peer.emplace(row.peers.rank, &t);
       if (!fresh) is_twice(t, *found->second);
     }

@@ -15,7 +15,8 @@
 //   Step 3  One all-to-all of those ranges
 //
 // Bytes that come to a rank: of rows that move, all of the indices that it will hold and did not; of sums,
-// its part of every summand that is another rank's.
+// its part of every summand that is another rank's. What divides a sum is the same in both layouts: nothing is
+// multiplied.
 //
 // Until it is loaded nothing has changed: a rank that dies on the way leaves the others as they were.
 //

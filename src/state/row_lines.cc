@@ -26,6 +26,15 @@ std::string joined(const std::vector<std::int64_t>& numbers) {
   return out;
 }
 
+// "peer/peers", and "/divisor" behind it where it is a sum's, in the fewest digits that read the same.
+std::string peers_text(const StateRow& row) {
+  std::string out = std::to_string(row.peers.rank) + "/" + std::to_string(row.peers.size);
+  if (row.rule != LayoutRule::sum || row.divisor == 0) return out;
+  std::array<char, 32> digits{};
+  char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), row.divisor).ptr;
+  return out + "/" + std::string(digits.data(), end);
+}
+
 // A line, taken apart from its beginning.
 class Fields {
  public:
@@ -70,6 +79,19 @@ class Fields {
   const std::string& where_;
 };
 
+void take_peers(Fields& fields, StateRow& row) {
+  const std::string_view rank = fields.word();
+  const std::size_t cut = rank.find('/');
+  if (cut == std::string_view::npos) fields.wrong();
+  const std::string_view size = rank.substr(cut + 1);
+  const std::size_t end = size.find('/');
+  row.peers = {fields.number<int>(rank.substr(0, cut)), fields.number<int>(size.substr(0, end))};
+  if (row.rule == LayoutRule::sum) row.divisor = 0;
+  if (end == std::string_view::npos) return;
+  row.divisor = fields.number<double>(size.substr(end + 1));
+  if (row.rule != LayoutRule::sum || !(row.divisor > 0)) fields.wrong();
+}
+
 RowLine parse(std::string_view text, const std::string& where) {
   Fields fields(text, where);
   RowLine out;
@@ -85,10 +107,7 @@ RowLine parse(std::string_view text, const std::string& where) {
   if (found == kRules.end() || type == kTypes.end()) fields.wrong();
   out.row.rule = *found;
   out.row.dtype = *type;
-  const std::string_view peers = fields.word();
-  const std::size_t cut = peers.find('/');
-  if (cut == std::string_view::npos) fields.wrong();
-  out.row.peers = {fields.number<int>(peers.substr(0, cut)), fields.number<int>(peers.substr(cut + 1))};
+  take_peers(fields, out.row);
   out.row.shard.shape = fields.numbers();
   out.row.shard.first = fields.numbers();
   out.row.shard.extent = fields.numbers();
@@ -122,10 +141,9 @@ std::string text_of(const RowLine& line) {
   const StateRow& row = line.row;
   std::string out(kHeld[static_cast<std::size_t>(line.held)]);
   for (const std::string& field :
-       {std::string(name_of(row.rule)), std::string(name_of(row.dtype)),
-        std::to_string(row.peers.rank) + "/" + std::to_string(row.peers.size), joined(row.shard.shape),
-        joined(row.shard.first), joined(row.shard.extent), row.key.owner, row.key.kind,
-        line.checksums.empty() ? std::string("-") : line.checksums, row.key.name}) {
+       {std::string(name_of(row.rule)), std::string(name_of(row.dtype)), peers_text(row),
+        joined(row.shard.shape), joined(row.shard.first), joined(row.shard.extent), row.key.owner,
+        row.key.kind, line.checksums.empty() ? std::string("-") : line.checksums, row.key.name}) {
     out += " " + field;
   }
   return out;

@@ -1,10 +1,11 @@
 // Rows as lines of text: what a file of shards, and the index of a checkpoint, say of themselves.
 //
-//   <held> <rule> <dtype> <peer>/<peers> <shape> <first> <extent> <owner> <kind> <checksums> <name>
+//   <held> <rule> <dtype> <peer>/<peers>[/<divisor>] <shape> <first> <extent> <owner> <kind> <checksums> <name>
 //
 // held: `here` (a tensor of the file), `zeros` (nothing is stored), `told` (another peer's file has it; of
-// the rules same and moves). Lists are numbers with commas between them, or "-". Checksums: CRC32C, 8 hexadecimal digits
-// for each piece of kPieceBytes of the value. The name is the rest of the line.
+// the rules same and moves). Sums have a divisor; those without one are of before it was told. Lists are numbers
+// with commas between them, or "-". Checksums: CRC32C, 8 hexadecimal digits for each piece of kPieceBytes of the
+// value. The name is the rest of the line.
 #pragma once
 
 #include <cstddef>

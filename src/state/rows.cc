@@ -59,6 +59,8 @@ std::string trouble_with(const StateRow& row) {
   if (row.peers.size < 1 || row.peers.rank < 0 || row.peers.rank >= row.peers.size) {
     return what + " is of peer " + number(row.peers.rank) + " of " + number(row.peers.size);
   }
+  if (!(row.divisor >= 0) || !std::isfinite(row.divisor))
+    return what + " has a divisor that is no such number";
   if (const std::string why = trouble_with(row.shard); !why.empty()) return what + ": " + why;
   const bool cut = row.rule == LayoutRule::sum || row.rule == LayoutRule::moves;
   if (!cut && !row.shard.is_whole())

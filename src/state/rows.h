@@ -4,10 +4,14 @@
 // "data_parallel", "optimizer", "model"), is of a kind ("residual", "exp_avg", "value") and has one rule for
 // another layout:
 //
-//   sum      each peer has a summand of its own (residuals, velocities). With M peers instead of N, old peer
-//            r's goes to new peer r mod M. Where several meet they are added in the row's type in the order
-//            of their ranks: the sum over peers is conserved up to one rounding for each that was merged, and
-//            exactly where the values sum exactly; with M >= N nothing is added and nothing rounds
+//   sum      each peer has a summand of its own (residuals, velocities); whoever uses them divides their sum by
+//            the row's divisor. With M peers instead of N, old peer r's goes to new peer r mod M, times the new
+//            divisor over the old one. Where several meet they are added in the row's type in the order of their
+//            ranks. So the sum over peers, over the divisor, is conserved: what was left behind brings the same
+//            mean to whoever goes on, on however many ranks. Up to one rounding for each summand that was
+//            multiplied and one for each that was merged; exactly where the divisors' ratio is a power of two
+//            and the values sum exactly. Where the divisor stays nothing is multiplied, and with M >= N nothing
+//            is added: then every bit stays
 //   same     the same bits on all peers (factors, scales, counters); whoever comes gets them. Groups that hold
 //            other parts of a tensor have one each, by the name of the part (name_of_part() in shard.h)
 //   restart  holds for this peer of this many only (thresholds, quotas of teams); else it starts anew
@@ -63,6 +67,10 @@ struct StateRow {
   LayoutRule rule = LayoutRule::same;
   Shard shard;  // sum, moves: any; same, restart: whole
   Peers peers;
+  // Of a sum: what the sum over its peers is divided by where it is used. 0: not told, in checkpoints of before it
+  // was. Then the number of peers stands for it where the same owner has the same part here; else nothing is
+  // multiplied.
+  double divisor = 1;
   std::size_t num_bytes() const { return static_cast<std::size_t>(shard.num_elements()) * size_of(dtype); }
   friend bool operator==(const StateRow&, const StateRow&) = default;
 };

@@ -23,7 +23,7 @@ struct PlanRow {
   int ranks = 1;
   double divisor = 1;  // of the sum
   std::string scheme;
-  std::string codec;  // of entries; empty: every element is sent, or factors
+  std::string codec;  // of entries, or bf16; empty: every element is sent, or factors
   TrafficClass traffic = TrafficClass::gradient;
   std::uint32_t slot = 0;
   double bytes = 0;    // payload of the busiest rank in a step, by formula

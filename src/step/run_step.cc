@@ -33,6 +33,7 @@ Task<void> run_step(Driver* driver, Strategies* strategies, const Table* table) 
         if (ticket.valid() && engine.now() > start)
           engine.note(TraceEvent::Kind::waiting, strategies->name_of(move.exchange), strategies->step(),
                       start);
+        if (ticket.valid()) driver->waited(move, ticket, start);
         strategies->waited(move, start);
         break;
       }

@@ -22,6 +22,10 @@ class Driver : public TensorSource {
   // loss is told to loss_known.
   virtual Task<void> compute(Piece piece) = 0;
   virtual Task<void> wait(Ticket ticket) = 0;
+  // A wait is over that began at `since`, for an exchange whose ticket this is: before what follows from it.
+  virtual void waited(const Move& move, const Ticket& ticket, Time since) {
+    static_cast<void>(move), static_cast<void>(ticket), static_cast<void>(since);
+  }
 };
 
 // REQUIRES: all three live until the task is done.

@@ -136,6 +136,10 @@ void check_stage(const StageOptions& o, int micro_batches) {
            " stages as micro-batches, not " + std::to_string(micro_batches));
 }
 
+bool in_halves(const StageOptions& options) {
+  return !options.is_whole() && pipeline_schedule_of(options.schedule) == PipelineSchedule::zb_h1;
+}
+
 int fewest_micro_batches(const StageOptions& options) {
   return pipeline_schedule_of(options.schedule) == PipelineSchedule::interleaved ? options.stages : 1;
 }

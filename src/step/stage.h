@@ -18,13 +18,10 @@ PipelineShape pipeline_shape(const StageOptions& options, int micro_batches);
 // Throws UsageError of one sentence: options that cannot be meant, or (micro_batches > 0) micro-batches that the
 // schedule does not take.
 void check_stage(const StageOptions& options, int micro_batches = 0);
+// Whether a step's backwards are cut in two: a single stage, behind which nobody waits, has whole ones.
+bool in_halves(const StageOptions& options);
 // Of a step with these options; evaluations and first tables have so many.
 int fewest_micro_batches(const StageOptions& options);
-
-// What the rank has of the model. Blocks "layer.N" are dealt to the chunks, what stands before the first of them
-// goes with the first chunk, what stands behind the last one with the last. Throws UsageError: fewer layers than
-// chunks, layers that do not add up, a model between whose blocks more than one activation passes.
-ModelShape stage_shape(const ModelShape& whole, const StageOptions& options);
 
 // The pieces of a step in order, without updates.
 std::vector<Piece> step_order(const ModelShape& shape, const StageOptions& options, int micro_batches);

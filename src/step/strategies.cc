@@ -436,8 +436,14 @@ Ticket Strategies::ticket(const Move& wait) const {
   return at(place.strategy).ticket(place.local, wait.when());
 }
 
+std::string_view Strategies::strategy_of(int exchange) const {
+  const int behind_own = exchange - num_own();
+  if (behind_own < 0 || static_cast<std::size_t>(behind_own) >= owner_.size()) return kOwnExchanges;
+  return at(owner_[static_cast<std::size_t>(behind_own)].strategy).name();
+}
+
 void Strategies::waited(const Move& wait, Time since) {
-  clock_.waited(exchanges_[static_cast<std::size_t>(wait.exchange)].each_micro_batch, since, engine_.now());
+  clock_.waited(exchange(wait.exchange).each_micro_batch, since, engine_.now());
   if (wait.exchange == kPlan)
     world_verdict_ = std::ranges::any_of(*verdict_wishes_, [](std::int64_t wish) { return wish != 0; });
   if (wait.exchange == kVerdict) take_verdict();

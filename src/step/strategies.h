@@ -59,6 +59,8 @@ struct StepOptions {
 
 class Strategies {
  public:
+  static constexpr std::string_view kOwnExchanges = "step";  // tokens, verdicts, comparisons of plans
+
   // Throws UsageError.
   Strategies(Engine& engine, const Comm& world, ModelShape shape, StepOptions options);
   ~Strategies();
@@ -100,9 +102,10 @@ class Strategies {
   // That is walked, or was walked last, as it was numbered.
   std::uint32_t step() const { return static_cast<std::uint32_t>(step_); }
   bool under_way() const { return under_way_; }  // a step has ended and is not settled
-  const std::string& name_of(int exchange) const {
-    return exchanges_[static_cast<std::size_t>(exchange)].name;
-  }
+  const Exchange& exchange(int number) const { return exchanges_[static_cast<std::size_t>(number)]; }
+  const std::string& name_of(int number) const { return exchange(number).name; }
+  // Strategy::name() of whose it is; of those of the list itself, kOwnExchanges.
+  std::string_view strategy_of(int exchange) const;
 
   // ---- what the driver says ----
   // The number of the step that is walked next, for sentences; from 0 where nobody says it.

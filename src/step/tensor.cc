@@ -61,13 +61,15 @@ class Cutter {
     sums.push_back({.activation = given,
                     .block = block,
                     .part = at,
-                    .values = last ? kScores * options_.ranks : whole_.width});
+                    .values = last ? kScores * options_.ranks : whole_.width,
+                    .bf16 = options_.bf16 && !last});
     if (takes)
       sums.push_back({.activation = shared_input(part.name),
                       .gradient = true,
                       .block = block,
                       .part = at,
-                      .values = whole_.width});
+                      .values = whole_.width,
+                      .bf16 = options_.bf16});
     push(behind, PartRole::behind, origin, out);
   }
 

@@ -13,7 +13,8 @@
 // all of them, and those of the cut parameters each rank's own.
 //
 // Bytes of a rank: two all-reduces of [tokens, width] a cut part, one where the part takes nothing (a table) or,
-// of the last part, where what is given is so many scores of a token (kScores of each rank), not its logits.
+// of the last part, where what is given is so many scores of a token (kScores of each rank), not its logits. With
+// TensorOptions::bf16 they are of bfloat16, but for the scores: those are few, and the loss is made of them.
 //
 // Thread: any.
 #pragma once

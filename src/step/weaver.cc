@@ -39,6 +39,11 @@ Piece Weaver::before_backward() const {
   return first == cells_.begin() ? cells_.front().piece : std::prev(first)->piece;
 }
 
+Piece Weaver::going_back(int block, int part, int micro_batch) const {
+  const Piece half{Work::input_gradient, block, part, micro_batch};
+  return has(half) ? half : Piece{Work::backward, block, part, micro_batch};
+}
+
 Move Weaver::placed(Move move) const {
   move.exchange += base_;
   return move;

@@ -30,6 +30,8 @@ class Weaver {
   Piece completes_all() const;
   // The last piece in front of the first that goes back. REQUIRES: the table does not settle.
   Piece before_backward() const;
+  // Behind which what the part took has its gradient: its backward, or the first half of it.
+  Piece going_back(int block, int part, int micro_batch) const;
   // Exchanges are the strategy's own numbers. A piece that this table does not have is left alone, and so is
   // the move.
   void at_begin(Move move);

@@ -91,9 +91,9 @@ class Endpoint {
     whole_.kernels = byte_scale_ == 1 ? kernels : scaled(kernels, 1 / byte_scale_);
   }
   // Operations of the group under these slots are whole: each of their bytes stands for itself. Before the first of
-  // them.
+  // them. (In virtual time, on its one thread; elsewhere every byte does.)
   void add_whole_slots(std::uint64_t group, std::uint32_t first, std::uint32_t count) {
-    whole_slots_.push_back({group, first, count});
+    if (byte_scale_ != 1) whole_slots_.push_back({group, first, count});
   }
   bool is_whole(std::uint64_t group, std::uint32_t slot) const {
     return std::ranges::any_of(whole_slots_,

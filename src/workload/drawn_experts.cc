@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "base/identity.h"
-#include "patterns/blocks.h"
 #include "weft/error.h"
 #include "weft/random.h"
+#include "workload/token_cuts.h"
 
 namespace weft {
 
@@ -38,8 +38,7 @@ ExpertOptions expert_options(const Outline& outline, const EmulationOptions& opt
 DrawnExperts::DrawnExperts(const Outline& outline, const EmulationOptions& options, JobStrategies& job)
     : job_(job),
       seed_(options.seed),
-      micro_batches_(options.micro_batches),
-      tokens_(outline.tokens_per_rank),
+      tokens_(TokenCuts(outline, options).all()),
       rank_(job.all().world().rank()) {
   const std::vector<ExpertShape>& layers = job.all().shape().experts;
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -55,10 +54,11 @@ DrawnExperts::DrawnExperts(const Outline& outline, const EmulationOptions& optio
   // As many as could come to one rank, and stay where they are.
   const RouteOptions& route = job.experts()->options().route;
   const bool capped = route.capacity_factor > 0;
-  const double copies = (capped ? route.capacity_factor : 1) * static_cast<double>(tokens_) * route.choices;
+  const double copies =
+      (capped ? route.capacity_factor : 1) * static_cast<double>(outline.tokens_per_rank) * route.choices;
   // (With a capacity an expert gets as many from each rank, and a rank has as many experts fewer as there are ranks.)
   const double rows =
-      (copies + route.experts * micro_batches_) * (capped ? 1 : job.experts()->group().size());
+      (copies + route.experts * options.micro_batches) * (capped ? 1 : job.experts()->group().size());
   std::int64_t width = 0;
   for (const ExpertShape& layer : layers) width = std::max(width, layer.width);
   values_.assign(static_cast<std::size_t>(rows * static_cast<double>(width)), 1);
@@ -89,18 +89,14 @@ std::vector<std::int64_t> DrawnExperts::draw(std::int64_t step, int micro_batch,
 
 void DrawnExperts::begin(std::int64_t step) {
   if (job_.experts() == nullptr) return;
-  const Blocks cuts(micro_batches_, tokens_);
-  std::vector<std::int64_t> tokens;
-  tokens.reserve(static_cast<std::size_t>(micro_batches_));
-  for (int m = 0; m < micro_batches_; ++m) tokens.push_back(cuts.count(m));
-  job_.experts()->set_tokens(tokens);
-  job_.router()->set_micro_batches(micro_batches_);
+  job_.experts()->set_tokens(tokens_);
+  job_.router()->set_micro_batches(static_cast<int>(tokens_.size()));
   const RouteOptions& route = job_.experts()->options().route;
   const auto experts = static_cast<std::size_t>(route.experts);
-  counts_.assign(tokens.size(), {});
-  for (std::size_t m = 0; m < tokens.size(); ++m) {
+  counts_.assign(tokens_.size(), {});
+  for (std::size_t m = 0; m < tokens_.size(); ++m) {
     for (int l = 0; l < job_.experts()->num_layers(); ++l) {
-      const Route way = weft::route(draw(step, static_cast<int>(m), l, tokens[m]), route);
+      const Route way = weft::route(draw(step, static_cast<int>(m), l, tokens_[m]), route);
       std::vector<std::vector<std::int64_t>>& slices = counts_[m].emplace_back();
       for (int s = 0; s < route.slices; ++s) {
         const auto first =

@@ -46,8 +46,7 @@ class DrawnExperts final : public TensorSource {
 
   JobStrategies& job_;
   std::uint64_t seed_;
-  int micro_batches_;
-  std::int64_t tokens_;
+  std::vector<std::int64_t> tokens_;  // of each micro-batch
   int rank_;
   std::map<std::string, Named> names_;
   // Of each micro-batch, layer and slice: rows of each expert.

@@ -10,6 +10,7 @@
 #include "experts/policies.h"
 #include "transports/endpoint.h"
 #include "workload/step_parts.h"
+#include "workload/token_cuts.h"
 
 namespace weft {
 
@@ -54,6 +55,7 @@ class EmulatedRank final : public Driver {
         job_(world.engine(), world.comm(), model_.shape, job_options(options, outline, world.rank())),
         experts_(outline, options, job_),
         passed_(outline, options, job_),
+        cuts_(outline, options),
         values_(job_, options.optimizer),
         packing_(packing_of(job_, outline_, options)),
         walker_(*this, job_.all()) {}
@@ -82,12 +84,13 @@ class EmulatedRank final : public Driver {
     const PartTimes& part =
         model_.times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
     const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
+    const double weight = cuts_.weight(piece.micro_batch);
     switch (piece.work) {
       case Work::update:
         pass(outline_.blocks[static_cast<std::size_t>(model_.shape.origin_of(piece.block))].update_seconds);
         break;
       case Work::forward:
-        pass(part.forward_seconds + rows * part.row_forward_seconds);
+        pass(weight * part.forward_seconds + rows * part.row_forward_seconds);
         if (model_.shape.is_last(piece) && in_last_micro_batch(piece)) batch_known(step_ + 1);
         break;
       case Work::backward:
@@ -96,9 +99,9 @@ class EmulatedRank final : public Driver {
         const double share = PartTimes::share_of(piece.work);
         pass(share * rows * part.row_backward_seconds);
         if (adds_gradients(piece.work) && in_last_micro_batch(piece))
-          backward(part, share);
+          backward(part, share * weight);
         else
-          pass(share * part.backward_seconds);
+          pass(share * weight * part.backward_seconds);
         break;
       }
     }
@@ -147,6 +150,7 @@ class EmulatedRank final : public Driver {
   JobStrategies job_;
   DrawnExperts experts_;
   PassedValues passed_;
+  const TokenCuts cuts_;
   ExpertValues values_;
   const std::unique_ptr<ExpertPacking> packing_;
   Walker walker_;

@@ -54,6 +54,7 @@
 namespace weft {
 
 class GradientWindows;
+struct StepWaits;  // workload/step_waits.h
 
 struct EmulationOptions {
   // affects results; equal on all ranks
@@ -62,12 +63,14 @@ struct EmulationOptions {
   Mesh mesh;           // of the ranks; of one rank: all of them along dp
   StageOptions stage;  // how stages are computed, where the mesh has several
   BackwardOptions backward;
-  ExpertOptions experts;                                  // layout: slices, ranks; the rest is the outline's
+  bool tensor_bf16 = false;  // TensorOptions::bf16, where the mesh has tensor-parallel ranks
+  ExpertOptions experts;     // layout: slices, ranks; the rest is the outline's
   OptimizerOptions optimizer = default_options("adamw");  // of the rows of tables
   std::int64_t steps = 15;                                // that are measured
   std::int64_t warmup = 3;                                // before them
   std::uint64_t seed = 1;                                 // of the gradients
-  int micro_batches = 1;  // that a step's forward and backward are cut into, each of equal seconds
+  int micro_batches = 1;       // that a step's forward and backward are cut into (workload/token_cuts.h)
+  std::int64_t sequences = 0;  // of a rank's tokens in a step; 0: not known
   Distribution gradients = Distribution::heavy;
   // Why the first update waits for all gradients (clipping, say); empty: it does not.
   std::string updates_wait;
@@ -136,7 +139,7 @@ struct SimulationOptions {
   int ranks = 1;
   // Every element stands for so many, so that a thousand ranks fit into memory: tensors, buckets and what
   // stays dense shrink by it, bytes and computation count that much more. Tables whose rows travel stay as
-  // they are, and so do their bytes. Not for low rank, whose bytes do not follow the number of elements.
+  // they are, and so do their bytes, and those of what passes between stages and between parts. Not for low rank, whose bytes do not follow the number of elements.
   int byte_scale = 1;
   EmulatedLink link;  // 0 bytes per second: no limit
   SimulatedCosts costs;
@@ -147,8 +150,9 @@ struct SimulationOptions {
   double jitter_seconds = 0;
   std::size_t eager_limit = std::numeric_limits<std::size_t>::max();
   std::uint64_t seed = 0;
-  std::vector<Trace>* traces = nullptr;  // one per rank, filled while they run
-  int* distinct_tables = nullptr;        // how many the ranks have, once they were verified
+  std::vector<Trace>* traces = nullptr;                  // one per rank, filled while they run
+  int* distinct_tables = nullptr;                        // how many the ranks have, once they were verified
+  std::vector<std::vector<StepWaits>>* waits = nullptr;  // of each rank, of each of its measured steps
 };
 
 // A result for each rank. The tables of all of them are verified together before they are walked. Throws

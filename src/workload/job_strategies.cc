@@ -86,30 +86,6 @@ void check_names(const ModelShape& shape, const TablesOptions& options) {
   }
 }
 
-// Of one stage of several: names may be another's.
-void check_stay_dense(const ModelShape& shape, const std::vector<std::string>& names) {
-  if (!shape.chunks.empty()) return;
-  for (const std::string& name : names) {
-    if (std::ranges::find(shape.parameters, name, &ParameterShape::name) == shape.parameters.end())
-      throw UsageError("buckets: '" + name + "' is to stay dense, and there is no such parameter");
-  }
-}
-
-// Ranks among which a table of this way is cut.
-int holders_of(const TableWay& way, const TablesOptions& options, int ranks) {
-  if (way.kind != TableWay::Kind::hybrid) return 1;
-  switch (way.cut) {
-    case TableCut::columns:
-      return ranks;
-    case TableCut::rows:
-      return hybrid_options(way, options, ranks).owners;
-    case TableCut::none:
-    case TableCut::pushed:
-      return 1;
-  }
-  return 1;
-}
-
 constexpr std::array kDataAxes{Axis::dp, Axis::ep};
 constexpr std::array kStageAxes{Axis::dp, Axis::ep, Axis::tp};
 constexpr std::array kExpertAxes{Axis::dp, Axis::tp};  // ranks with the same experts
@@ -130,7 +106,17 @@ std::vector<ParameterInfo> infos_of(const ModelShape& model, const std::vector<i
   return out;
 }
 
+// With what the job says of them, where sums leave it open.
+JobOptions settled(JobOptions options) {
+  options.parallel.scheme.wire = wire_of(options.parallel.scheme, options.step.stage);
+  return options;
+}
+
 }  // namespace
+
+std::string wire_of(const SchemeOptions& scheme, const StageOptions& stage) {
+  return scheme.wire == "auto" && stage.bf16_sums ? "bf16" : scheme.wire;
+}
 
 Shard shard_of(const ParameterShape& p) {
   if (p.cut_of > 0)
@@ -144,18 +130,6 @@ std::vector<ParameterInfo> under_scheme(const ModelShape& shape, const TablesOpt
   return infos_of(shape, parted(shape, options).scheme);
 }
 
-RankElements elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks) {
-  const TableWays ways(options.way);
-  RankElements out;
-  for (const ParameterShape& p : shape.parameters) {
-    const TableWay& way = ways.of(p.name);
-    const int holders = p.table ? holders_of(way, options, ranks) : 1;
-    const bool held = p.table && way.kind == TableWay::Kind::hybrid;
-    (held ? out.held : out.dense) += (p.count() + holders - 1) / holders;
-  }
-  return out;
-}
-
 std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& options) {
   std::vector<bool> out(shape.parameters.size());
   for (const Parted::Tables& tables : parted(shape, options).apart) {
@@ -165,9 +139,16 @@ std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& opti
   return out;
 }
 
+void check_stay_dense(const ModelShape& whole, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (std::ranges::find(whole.parameters, name, &ParameterShape::name) == whole.parameters.end())
+      throw UsageError("buckets: '" + name + "' is to stay dense, and there is no such parameter");
+  }
+}
+
 JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape& shape,
                              const JobOptions& options)
-    : options_(options),
+    : options_(settled(options)),
       mesh_(options.mesh.ranks() == 1 ? Mesh{.dp = world.size()} : options.mesh),
       data_(mesh_.dp == world.size() ? world : axis_group(world, mesh_, Axis::dp)),
       stage_(data_),
@@ -178,16 +159,12 @@ JobStrategies::JobStrategies(Engine& engine, const Comm& world, const ModelShape
   check_names(shape, options.tables);
   const Parted parts = parted(shape, options.tables);
   if (parts.scheme.empty() && parts.tied.empty()) throw UsageError("the model has nothing but tables");
-  check_stay_dense(shape, options.parallel.scheme.buckets.stay_dense);
-  DataParallelOptions parallel = options.parallel;
+  if (shape.chunks.empty()) check_stay_dense(shape, options.parallel.scheme.buckets.stay_dense);
+  DataParallelOptions parallel = options_.parallel;
   parallel.dtype = options.dtype;
   parallel.one_at_a_time = !shape.experts.empty() && find_expert_policy(options.experts.policy).whole;
-  const StageOptions& stage = options.step.stage;
   const bool alone = mesh_.dp < world.size() && mesh_.dp == 1;  // nothing is sent: nothing is left behind
-  if (alone)
-    parallel.scheme.name = lossless_scheme().name;
-  else if (stage.compressed != kAllStages && stage.stage >= stage.compressed)
-    parallel.scheme.name = dense_sums().name;
+  parallel.scheme.name = alone ? lossless_scheme().name : scheme_of_stage();
   parallel_ = &add_parallel(engine, data_, parts.scheme, parallel);
   if (mesh_.tp > 1) stage_ = ranks_along(kStageAxes, {}, kStageLabel);
   if (!parts.copies.empty()) add_copies(parts.copies);
@@ -262,6 +239,12 @@ const Scheme& JobStrategies::dense_sums() const {
   const Scheme& run = find_scheme(options_.parallel.scheme.name);
   if (run.dense()) return run;
   return options_.step.stage.bf16_sums ? rounding_scheme() : lossless_scheme();
+}
+
+std::string_view JobStrategies::scheme_of_stage() const {
+  const StageOptions& stage = options_.step.stage;
+  const bool compressed = stage.compressed == kAllStages || stage.stage < stage.compressed;
+  return compressed ? std::string_view(options_.parallel.scheme.name) : dense_sums().name;
 }
 
 // Dense whatever the scheme, and not rounded: what rounding left behind would be there once a copy.
@@ -346,8 +329,10 @@ void JobStrategies::choose_tied_sum(const Comm& group, std::span<const int> stag
                apart = sum_seconds(group, two, count, options_.dtype);
   const bool in_one = fused <= apart;
   if (!in_one) options.rows_of = data_.size();
-  options.why = "auto: fused over " + std::to_string(group.size()) + " copies " + microseconds(fused) +
-                ", in two steps " + microseconds(apart);
+  const std::string at_once = "fused over " + std::to_string(group.size()) + " copies";
+  const std::string in_two = "in two steps";
+  options.why = "auto: " + (in_one ? at_once : in_two) + " " + microseconds(in_one ? fused : apart) + ", " +
+                (in_one ? in_two : at_once) + " " + microseconds(in_one ? apart : fused);
 }
 
 // Dense, unless asked for otherwise: what a stage left behind would be another's.
@@ -422,7 +407,7 @@ DataParallelOptions JobStrategies::expert_sums(int replicas) const {
   out.dtype = options_.dtype;
   out.scheme.teams = 0;  // as many as its ranks allow
   // Nothing is sent, so nothing is left behind; or it would be left behind several times.
-  if (replicas == 1 || mesh_.tp > 1) out.scheme.name = lossless_scheme().name;
+  out.scheme.name = replicas == 1 || mesh_.tp > 1 ? lossless_scheme().name : scheme_of_stage();
   return out;
 }
 
@@ -630,9 +615,10 @@ std::uint64_t JobStrategies::sent_bytes() const {
   if (experts_ != nullptr) out += experts_->step_bytes();
   if (tied_ != nullptr) out += tied_->sent_bytes();
   if (copies_ != nullptr) out += copies_->sent_bytes();
+  out *= static_cast<std::uint64_t>(byte_scale_);
   if (pipeline_ != nullptr) out += pipeline_->step_bytes();
   if (sums_ != nullptr) out += sums_->step_bytes();
-  return out * static_cast<std::uint64_t>(byte_scale_);
+  return out;
 }
 
 std::uint64_t JobStrategies::table_bytes() const {
@@ -646,14 +632,15 @@ std::int64_t JobStrategies::formula_bytes(const LinkCost& link, std::size_t micr
   std::int64_t out = weft::formula_bytes(*parallel_, size, link, micro_op_bytes);
   if (tied_ != nullptr) out += weft::formula_bytes(*tied_, tied_->group().size(), link, micro_op_bytes);
   if (copies_ != nullptr) out += weft::formula_bytes(*copies_, size, link, micro_op_bytes);
-  if (pipeline_ != nullptr) out += pipeline_->formula_bytes();
-  if (sums_ != nullptr) out += sums_->formula_bytes();
   for (const DataParallel* tables : dense_tables_)
     out += weft::formula_bytes(*tables, size, link, micro_op_bytes);
   if (expert_parallel_ != nullptr)
     out += weft::formula_bytes(*expert_parallel_, expert_parallel_->group().size(), link, micro_op_bytes) +
            experts_->formula_bytes();
-  return out * byte_scale_ + table_formula_bytes(link);
+  out *= byte_scale_;
+  if (pipeline_ != nullptr) out += pipeline_->formula_bytes();
+  if (sums_ != nullptr) out += sums_->formula_bytes();
+  return out + table_formula_bytes(link);
 }
 
 std::int64_t JobStrategies::table_formula_bytes(const LinkCost& link) const {

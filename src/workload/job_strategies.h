@@ -5,7 +5,8 @@
 // mesh has stages, all of these are of the ranks with the same stage, "the data-parallel ranks". Experts are summed
 // over the ranks that have the same ones, and divided by the number of data-parallel ranks. A parameter of several
 // stages is summed over all ranks that have a copy, at once or over data-parallel ranks first (StageOptions::tied_sum),
-// and divided by the same number.
+// and divided by the same number. What gradients leave behind is in units of the gradient and so of that number, which
+// its rows tell: on a mesh with another one it weighs what it weighed (data_parallel/state.h).
 //
 // Where the mesh has tensor-parallel ranks, the data-parallel ranks are those with the same stage and the same place
 // among them, whose shares of cut parameters are the same. What all of them have (norms, biases, experts, tables that
@@ -49,6 +50,9 @@ struct TableWay;
 // Of a table, that a rank has memory for in a walk of which nobody looks at a value.
 inline constexpr std::int64_t kWalkedRows = 64;
 
+// What sums of factors travel as (SchemeOptions::wire), where the scheme leaves it to the job.
+std::string wire_of(const SchemeOptions& scheme, const StageOptions& stage);
+
 struct JobOptions {
   DataParallelOptions parallel;  // dtype, divisor and first_slot are set here
   TablesOptions tables;
@@ -58,30 +62,24 @@ struct JobOptions {
   OptimizerOptions optimizer;  // of the rows of tables that a hybrid embedding has
   DType dtype = DType::float32;
   StepOptions step;
-  // Of a step, for what rows of stages say; 0: not known.
-  int micro_batches = 0;
-  std::int64_t tokens = 0;  // of a micro-batch
+  std::int64_t tokens = 0;  // of a micro-batch, at most; 0: not known
+  int micro_batches = 0;    // of a step, for what rows of stages say; 0: not known
   // For walks in virtual time, of which nobody looks at a value:
   std::int64_t table_memory_rows = 0;  // HybridOptions::memory_rows
-  int byte_scale = 1;  // every element of a gradient, but for rows of tables, stands for so many
+  int byte_scale = 1;                  // every element of a gradient that is summed stands for so many
 };
 
 // Tables among the parameters that a hybrid embedding has under these options.
 std::vector<bool> held_tables(const ModelShape& shape, const TablesOptions& options);
-
-// Elements of all parameters that a rank has: of tables that are cut, its part. Rows of tables that a hybrid
-// embedding has are there with their moments, and nothing else: no gradient, no bucket.
-struct RankElements {
-  std::int64_t dense = 0, held = 0;
-  std::int64_t all() const { return dense + held; }
-};
-RankElements elements_of_rank(const ModelShape& shape, const TablesOptions& options, int ranks);
 
 // The part of a parameter that a rank has.
 Shard shard_of(const ParameterShape& parameter);
 
 // Parameters that data parallelism has under the scheme of the run.
 std::vector<ParameterInfo> under_scheme(const ModelShape& shape, const TablesOptions& options);
+
+// Throws UsageError for a name that the model has not. (One stage of it has not all of them.)
+void check_stay_dense(const ModelShape& whole, const std::vector<std::string>& names);
 
 class JobStrategies {
  public:
@@ -172,6 +170,8 @@ class JobStrategies {
   void add_copies(const std::vector<int>& parameters);
   // Of what is summed dense under every scheme: the run's own, where that is dense.
   const Scheme& dense_sums() const;
+  // Of gradients of this rank's stage, experts' too.
+  std::string_view scheme_of_stage() const;
   void add_stages();
   // Ranks whose coordinates differ from this one's along these axes alone.
   Comm ranks_along(std::span<const Axis> axes, std::span<const int> stages, std::uint32_t label) const;

@@ -2,6 +2,7 @@
 // wall clock, and awaits tickets where that one blocks.
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "experts/policies.h"
 #include "transports/decorator.h"
@@ -10,6 +11,8 @@
 #include "weft/error.h"
 #include "workload/emulate.h"
 #include "workload/step_parts.h"
+#include "workload/step_waits.h"
+#include "workload/token_cuts.h"
 #include "world/sim_ranks.h"
 
 namespace weft {
@@ -62,6 +65,14 @@ class PortCount final : public Decorator {
   double table_bytes_ = 0;
 };
 
+// Of each rank.
+std::vector<int> stages_of(const EmulationOptions& options, int ranks) {
+  std::vector<int> out;
+  out.reserve(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) out.push_back(stage_of(options, rank).stage);
+  return out;
+}
+
 // What all ranks of a run share.
 struct SimulatedJob {
   SimulatedJob(const Outline& model, const EmulationOptions& emulation, const SimulationOptions& run)
@@ -70,7 +81,9 @@ struct SimulatedJob {
         costs(run.costs),
         late(run.late),
         byte_scale(run.byte_scale),
+        waits(run.waits != nullptr),
         windows(windows_of(model, emulation)),
+        starts(stages_of(emulation, run.ranks)),
         first(rank_model(outline, emulation, expert_layout(emulation, 0), 0)) {}
 
   const Outline outline;
@@ -78,7 +91,9 @@ struct SimulatedJob {
   const SimulatedCosts& costs;
   const std::function<double(int, std::int64_t, const Piece&)>& late;
   const int byte_scale;
+  const bool waits;  // are wanted
   const std::shared_ptr<const GradientWindows> windows;
+  Starts starts;
   const RankModel first;  // of rank 0, whose times all ranks of its stage have
 };
 
@@ -93,10 +108,12 @@ class SimulatedRank final : public Driver {
                     options_of(job, engine.world().rank())),
         experts_(job.outline, job.options, strategies_),
         passed_(job.outline, job.options, strategies_),
+        cuts_(job.outline, job.options),
         values_(strategies_, job.options.optimizer),
         packing_(packing_of(strategies_, job.outline, job.options)) {
     if (!strategies_.all().options().stage.is_whole())
       own_ = std::make_unique<RankModel>(model_of(engine.world().rank()));
+    if (job.waits) waits_.emplace(job.starts, engine.world().rank());
     for (const HybridEmbedding* tables : strategies_.hybrids()) {
       const std::uint64_t group = tables->group().group_id();
       port.count(group, tables->options().first_slot, tables->num_slots());
@@ -117,20 +134,29 @@ class SimulatedRank final : public Driver {
     return out;
   }
 
+  // Of its measured steps. REQUIRES: all ranks' have ended.
+  std::vector<StepWaits> take_waits() const {
+    std::vector<StepWaits> out = waits_->take();
+    out.erase(out.begin(), out.begin() + job_.options.warmup);
+    return out;
+  }
+
   Task<void> compute(Piece piece) override {
     const PartTimes& part =
         model().times[static_cast<std::size_t>(piece.block)][static_cast<std::size_t>(piece.part)];
     const ModelShape& shape = strategies_.all().shape();
     const double rows = part.has_rows() ? static_cast<double>(experts_.rows(piece)) : 0;
+    const double weight = cuts_.weight(piece.micro_batch);
     const double late = job_.late ? job_.late(comm_.rank(), step_, piece) : 0;
     co_await pass(late);
+    if (waits_ && piece.work != Work::update) waits_->gives(comm_.now());
     switch (piece.work) {
       case Work::update:
         co_await pass(
             job_.outline.blocks[static_cast<std::size_t>(shape.origin_of(piece.block))].update_seconds);
         break;
       case Work::forward:
-        co_await pass(part.forward_seconds + rows * part.row_forward_seconds);
+        co_await pass(weight * part.forward_seconds + rows * part.row_forward_seconds);
         if (shape.is_last(piece) && in_last_micro_batch(piece)) batch_known(step_ + 1);
         break;
       case Work::backward:
@@ -139,9 +165,9 @@ class SimulatedRank final : public Driver {
         const double share = PartTimes::share_of(piece.work);
         co_await pass(share * rows * part.row_backward_seconds);
         if (adds_gradients(piece.work) && in_last_micro_batch(piece))
-          co_await backward(&part, share);
+          co_await backward(&part, share * weight);
         else
-          co_await pass(share * part.backward_seconds);
+          co_await pass(share * weight * part.backward_seconds);
         break;
       }
     }
@@ -153,6 +179,15 @@ class SimulatedRank final : public Driver {
     const Time start = comm_.now();
     co_await ticket;
     current_.waited += seconds(comm_.now() - start);
+  }
+  void waited(const Move& move, const Ticket& ticket, Time since) override {
+    if (!waits_) return;
+    const Strategies& all = strategies_.all();
+    const Exchange& exchange = all.exchange(move.exchange);
+    if (exchange.at_installation) return;
+    const Occasion what{exchange.group, exchange.slot, static_cast<std::int64_t>(all.step()) - move.offset,
+                        move.micro_batch};
+    waits_->waited(all.strategy_of(move.exchange), what, ticket.submitted(), since, comm_.now());
   }
 
  private:
@@ -172,7 +207,7 @@ class SimulatedRank final : public Driver {
   Task<void> pack(std::int64_t steps);
   Task<void> deal_experts(int ranks);
   Task<void> backward(const PartTimes* part, double share);
-  Task<void> pass(double seconds);
+  Task<void> pass(double of_model, double copied = 0);
   bool in_last_micro_batch(const Piece& piece) const {
     return piece.micro_batch + 1 == job_.options.micro_batches;
   }
@@ -208,11 +243,13 @@ class SimulatedRank final : public Driver {
   JobStrategies strategies_;
   DrawnExperts experts_;
   PassedValues passed_;
+  const TokenCuts cuts_;
   ExpertValues values_;
   const std::unique_ptr<ExpertPacking> packing_;
   std::unique_ptr<RankModel> own_;  // of its stage, or of the experts that it has now; null: the first rank's
   Comm comm_;                       // of the operation that the rank's training is
   StepAccount account_;
+  std::optional<WaitAccount> waits_;
   std::vector<double> table_bytes_;  // of each step that is complete
   StepAccount::Step current_;
   std::int64_t step_ = 0;
@@ -221,9 +258,12 @@ class SimulatedRank final : public Driver {
   bool stopped_ = true;
 };
 
-// Where the rank computes on the core on which its gradients are worked on, it stands still meanwhile.
-Task<void> SimulatedRank::pass(double seconds) {
+// Seconds of the model, and of copies among them. Where the rank computes on the core on which its gradients are worked
+// on, it stands still meanwhile.
+Task<void> SimulatedRank::pass(double of_model, double copied) {
+  const double seconds = of_model + copied;
   if (seconds <= 0) co_return;
+  if (waits_) waits_->computed(of_model);
   if (!job_.costs.occupies) {
     co_await comm_.sleep_until(comm_.now() + from_seconds(seconds));
     co_return;
@@ -239,7 +279,7 @@ Task<void> SimulatedRank::pass(double seconds) {
 Task<void> SimulatedRank::backward(const PartTimes* part, double share) {
   for (const ReadyGradient& gradient : part->gradients) {
     const double copy = copy_seconds(gradient.tensor);
-    co_await pass(share * gradient.seconds + copy);
+    co_await pass(share * gradient.seconds, copy);
     current_.handed_over += copy;
     const int tensor = model().tensors[static_cast<std::size_t>(gradient.tensor)];
     strategies_.all().gradient_ready(
@@ -256,6 +296,7 @@ Task<void> SimulatedRank::one_step(std::int64_t step) {
   }
   current_ = {};
   step_ = step;
+  if (waits_) waits_->begin_step();
   Strategies& all = strategies_.all();
   all.number_step(step);
   if (!all.under_way()) batch_known(step);
@@ -437,6 +478,10 @@ std::vector<EmulatedSteps> simulate_ranks(const Outline& whole, const EmulationO
       return SimulatedRank::run(comm, all[static_cast<std::size_t>(r)].get());
     });
     for (const std::unique_ptr<SimulatedRank>& rank : all) out.push_back(rank->take());
+    if (simulation.waits != nullptr) simulation.waits->clear();
+    for (const std::unique_ptr<SimulatedRank>& rank : all) {
+      if (simulation.waits != nullptr) simulation.waits->push_back(rank->take_waits());
+    }
   } catch (...) {
     // Operations end before the memory that they use does.
     for (int r = 0; r < simulation.ranks; ++r) ranks.engine(r).shut_down(std::current_exception());

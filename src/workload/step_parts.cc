@@ -10,6 +10,7 @@
 #include "pipeline/pipeline.h"
 #include "state/optimizer.h"
 #include "weft/error.h"
+#include "workload/token_cuts.h"
 
 namespace weft {
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::size_t kAlign = 16;         // floats of a cache line: a window starts at one
 constexpr std::size_t kPlaces = 1u << 16;  // of windows, so many cache lines apart at most
+constexpr std::size_t kPassedPlaces = 64;  // of what passes between stages
 
 }  // namespace
 
@@ -172,15 +174,17 @@ TensorOptions tensor_of(const EmulationOptions& options, int rank) {
   const TableWays ways(options.tables.way);
   return {.ranks = options.mesh.tp,
           .rank = options.mesh.coordinates(rank).tp,
+          .bf16 = options.tensor_bf16,
           .tables = !ways.any(TableWay::Kind::hybrid)};
 }
 
 PassedValues::PassedValues(const Outline& outline, const EmulationOptions& options, JobStrategies& job)
-    : job_(job) {
-  const Blocks cuts(options.micro_batches, outline.tokens_per_rank);
-  for (int m = 0; m < options.micro_batches; ++m) tokens_.push_back(cuts.count(m));
-  if (job.pipeline() != nullptr)
-    values_.assign(static_cast<std::size_t>(tokens_.front() * job.pipeline()->width()), 1);
+    : job_(job), tokens_(TokenCuts(outline, options).all()) {
+  if (job.pipeline() != nullptr) {
+    values_.resize(static_cast<std::size_t>(tokens_.front() * job.pipeline()->width()) +
+                   kAlign * kPassedPlaces);
+    draw({.seed = options.seed}, values_);
+  }
   if (job.tensor_sums() == nullptr) return;
   std::int64_t most = 0;
   for (const SumShape& sum : job.tensor_sums()->sums()) most = std::max(most, sum.values);
@@ -211,7 +215,9 @@ Dense PassedValues::tensor(const TensorName& name) {
   const std::int64_t tokens = tokens_.at(static_cast<std::size_t>(name.micro_batch));
   if (const SumShape* const sum = sum_of(name.name))
     return Dense(std::span(shares_).first(static_cast<std::size_t>(tokens * sum->values)));
-  return Dense(std::span(values_).first(static_cast<std::size_t>(tokens * job_.pipeline()->width())));
+  const std::size_t place = static_cast<std::size_t>(name.micro_batch) % kPassedPlaces;
+  return Dense(std::span(values_).subspan(kAlign * place,
+                                          static_cast<std::size_t>(tokens * job_.pipeline()->width())));
 }
 
 Outline of_one_micro_batch(Outline outline, const EmulationOptions& options) {
@@ -255,7 +261,7 @@ JobOptions job_options(const EmulationOptions& options, const Outline& outline, 
   out.mesh = options.mesh;
   out.backward = options.backward;
   out.micro_batches = options.micro_batches;
-  out.tokens = (outline.tokens_per_rank + options.micro_batches - 1) / options.micro_batches;
+  out.tokens = TokenCuts(outline, options).most();
   return out;
 }
 
@@ -305,12 +311,11 @@ std::unique_ptr<ExpertPacking> packing_of(JobStrategies& job, const Outline& out
   const ExpertOptions& experts = options.experts;
   if (job.experts() == nullptr || (experts.packing == "1" && experts.packing_memory == 0)) return nullptr;
   const Comm& world = job.all().world();
-  const PackingSetting setting{
-      .micro_batches = options.micro_batches,
-      .tokens = (outline.tokens_per_rank + options.micro_batches - 1) / options.micro_batches,
-      .moments = static_cast<int>(moments_of(options.optimizer).size()),
-      .network = packing_network(world.cost(), options.packing_link, world.size()),
-      .options = options.packing};
+  const PackingSetting setting{.micro_batches = options.micro_batches,
+                               .tokens = TokenCuts(outline, options).most(),
+                               .moments = static_cast<int>(moments_of(options.optimizer).size()),
+                               .network = packing_network(world.cost(), options.packing_link, world.size()),
+                               .options = options.packing};
   return std::make_unique<ExpertPacking>(job, experts, setting);
 }
 

@@ -87,8 +87,9 @@ RankModel rank_model(const Outline& outline, const EmulationOptions& options, co
 // The share of a tensor-parallel rank.
 TensorOptions tensor_of(const EmulationOptions& options, int rank);
 
-// Activations and gradients that pass between stages, and shares of them that tensor-parallel ranks add up, as so
-// many numbers that mean nothing. Thread: one at a time.
+// Activations and gradients that pass between stages, drawn once (a codec takes longer for some values than for others:
+// of a matrix of one column it makes all other columns anew), and shares of them that tensor-parallel ranks add up, as
+// zeros. Thread: one at a time.
 class PassedValues final : public TensorSource {
  public:
   PassedValues(const Outline& outline, const EmulationOptions& options, JobStrategies& job);
@@ -101,7 +102,7 @@ class PassedValues final : public TensorSource {
 
   JobStrategies& job_;
   std::vector<std::int64_t> tokens_;  // of each micro-batch
-  std::vector<float> values_;         // that pass on
+  std::vector<float> values_;         // that pass on, another window of them in every micro-batch
   std::vector<float> shares_;         // that are added up, one sum at a time
 };
 

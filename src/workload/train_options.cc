@@ -15,6 +15,7 @@
 #include "state/optimizer.h"
 #include "step/stage.h"
 #include "weft/error.h"
+#include "workload/job_strategies.h"
 #include "workload/model_shapes.h"
 
 namespace weft {
@@ -87,14 +88,19 @@ ModelOptions with_rank(ModelOptions sizes, int rank, int ranks) {
   return sizes;
 }
 
+DataRank data_rank_of(const ModelOptions& sizes, int rank, int ranks) {
+  const Mesh mesh = mesh_of(sizes, ranks);
+  return {mesh.coordinates(rank).dp, mesh.dp};
+}
+
 BatchOptions batch_options(const TrainOptions& o, int rank, int ranks) {
-  const Mesh mesh = mesh_of(o.sizes, ranks);
+  const DataRank data = data_rank_of(o.sizes, rank, ranks);
   return {.kind = batch_kind_of(o.model),
           .sequences = o.global_batch,
           .length = sequence_length(o),
           .seed = o.seed,
-          .rank = mesh.coordinates(rank).dp,
-          .size = mesh.dp};
+          .rank = data.rank,
+          .size = data.size};
 }
 
 std::int64_t sequences_of_rank(const TrainOptions& o, int data_ranks) {
@@ -134,30 +140,22 @@ void check_with_stages(const TrainOptions& o, int ranks) {
   check(PipelineOptions{.stage = stage, .backward = o.backward});
   if (stage.is_whole()) {
     if (o.backward.compresses())
-      throw UsageError("backward-rank is of what goes back between stages, and there is one stage");
+      throw UsageError(std::string(o.backward.bits > 0 ? "backward-bits" : "backward-rank") +
+                       " is of what goes back between stages, and there is one stage");
     return;
   }
   if (ranks > 0 && ranks % stage.stages != 0)
     throw UsageError("mesh: " + std::to_string(stage.stages) + " stages do not divide " +
                      std::to_string(ranks) + " ranks");
   check_stage(stage, o.accumulate);
-  if (const std::optional<MessageSet> chosen = MessageSet::parse(o.backward.messages)) {
-    if (chosen->micro_batches() != o.accumulate)
-      throw UsageError("backward-messages '" + o.backward.messages + "' are of " +
-                       std::to_string(chosen->micro_batches()) + " micro-batches, and a step has " +
-                       std::to_string(o.accumulate) +
-                       ": a run that begins anew chooses them again (critical)");
-    if (chosen->first_chunk() < 1 || chosen->last_chunk() >= stage.stages * stage.chunks)
-      throw UsageError("backward-messages '" + o.backward.messages +
-                       "': chunks that send gradients back are 1 to " +
-                       std::to_string(stage.stages * stage.chunks - 1));
-  }
+  check_stay_dense(model_shape(o.model, o.sizes), o.scheme.buckets.stay_dense);  // a stage has not all names
+  check_messages(o.backward.messages, stage.stages * stage.chunks, o.accumulate);
   const std::string and_not = " does not go with stages: ";
   if (o.clip_local && o.clip_norm > 0)
     throw UsageError("clip-local" + and_not + "a rank's norm would depend on which layers it has");
-  if (stage.schedule == "zb-h1" && o.sizes.experts.ranks > 1)
-    throw UsageError("schedule zb-h1 does not go with experts that ranks share: their backward is whole");
   if (o.find_unused) throw UsageError("find-unused" + and_not + "each stage would have steps of its own");
+  if (o.scheme.momentum_correction > 0)
+    throw UsageError("momentum-correction" + and_not + "what they share is summed dense, without it");
   if (is_auto_packing(o.sizes.experts.packing))
     throw UsageError("expert-packing auto" + and_not + "experts stay where the mesh has them");
 }
@@ -266,11 +264,19 @@ std::uint64_t hash_of(const TrainOptions& o) {
   for (const std::int64_t value : {o.global_batch, o.length, o.steps, std::int64_t{o.accumulate},
                                    o.warmup_steps, o.lr_warmup, o.data.synthetic_tokens})
     add(static_cast<std::uint64_t>(value));
+  // (A stage's tensors tell nothing of layers that are dealt to nobody, none tells of heads.)
+  for (const std::int64_t size :
+       {o.sizes.vocabulary, o.sizes.context, o.sizes.width, o.sizes.hidden, o.sizes.projection,
+        std::int64_t{o.sizes.layers}, std::int64_t{o.sizes.heads}, o.sizes.samples})
+    add(static_cast<std::uint64_t>(size));
   const ExpertOptions& e = o.sizes.experts;
   if (o.sizes.untied) add(1);
   for (const int value : {stage.stages, stage.compressed, stage.bf16 ? 1 : 0, stage.bf16_sums ? 1 : 0})
     add(static_cast<std::uint64_t>(value));
-  if (!o.sizes.tensor.is_whole()) add(static_cast<std::uint64_t>(o.sizes.tensor.ranks));
+  if (!o.sizes.tensor.is_whole()) {
+    add(static_cast<std::uint64_t>(o.sizes.tensor.ranks));
+    if (o.sizes.tensor.bf16) add(16);
+  }
   for (const int value : {e.count, e.choices, e.every, e.shared, e.slices, e.ranks})
     add(static_cast<std::uint64_t>(value));
   for (const double value :

@@ -25,8 +25,6 @@ ModelOptions model_sizes(const TrainOptions& options, const DataSource& source);
 std::int64_t sequences_of_rank(const TrainOptions& options, int data_ranks);
 // Of so many ranks: stages, and experts that share a layer's, are those of the options.
 Mesh mesh_of(const ModelOptions& sizes, int ranks);
-// Of a rank's model: it has the experts, and the stage, of its place.
-ModelOptions with_rank(ModelOptions sizes, int rank, int ranks);
 // Ranks of one pipeline have the same batches.
 BatchOptions batch_options(const TrainOptions& options, int rank, int ranks);
 // Of the update that step `step` (from 0) makes. Warm-up: lr (step + 1) / lr_warmup; then lr, or half a

@@ -50,7 +50,7 @@ void RunningWorld::start() {
   run(options, [&config, known, host = parts_.host](Comm comm) { return settle(comm, known, host, config); });
   kept.keep(figures());
   if (!log_.enabled(LogLevel::info)) return;
-  const LinkCost& cost = engine_.world().cost();
+  const LinkCost cost = engine_.world().cost();
   log_.info("a hop takes " + duration_text(from_seconds(cost.hop_seconds)) + ", a port carries " +
             std::to_string(1e-6 / cost.seconds_per_byte) + " MB/s");
   if (cost.node_ranks > 1) {

@@ -251,6 +251,36 @@ class RunTest(CompareTest):
         sent = [row["payload_bytes_per_step"] for row in short]
         self.assertEqual(sent, [row["formula_bytes_per_step"] for row in short])
         self.assertTrue(sent[0] > sent[1] > sent[2] and sent[3] > sent[4] > sent[5] > sent[2], sent)
+        # What they are compared with stays as it is beside them, and short names have options of their own. Control: by its own
+        # word it is compressed.
+        emulated = ("--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--link", "2mbit,50us", "--steps", "3")
+        beside = self.rows(*job, *emulated, "--backward-bits", "4", "--backward-messages", "all", "--compressed-stages", "auto", "--factor-rank", "auto",
+                           "--variants", "dense,dense+backward-messages=all,dp-powersgd,cb,cb+backward-rank=1,cb+fe+sc", "--out", "beside")
+        self.assertEqual([row["variant"].split("+", 1)[1:] for row in beside], [
+            [], ["backward-messages=all"], ["tied-sum=two-step+backward-bits=0+backward-messages=epilogue+compressed-stages=all"],
+            ["tied-sum=two-step+backward-bits=4+compressed-stages=all"], ["tied-sum=two-step+compressed-stages=all+backward-rank=1"],
+            ["tied-sum=fused+backward-bits=4+compressed-stages=auto"]])
+        plain, word, powersgd, cb, thin, every = beside
+        self.assertEqual(plain["stages_why"], "")
+
+        def seconds(row: Row) -> float:
+            return float(row["step_seconds_median"])
+
+        # (Virtual time, but kernels are timed anew by each call.)
+        self.assertAlmostEqual(seconds(plain) / seconds(short[0]), 1, delta=0.005)
+        alone = self.rows(*job, *emulated, "--variants", "dp-powersgd", "--out", "alone")[0]
+        self.assertAlmostEqual(seconds(powersgd) / seconds(alone), 1, delta=0.005)
+        self.assertLess(seconds(word), 0.97 * seconds(plain))
+        self.assertNotAlmostEqual(seconds(cb) / seconds(thin), 1, delta=0.005)
+        self.assertRegex(every["stages_why"], r"^factors of \d+ columns and [12] of 2 stages compressed")
+        self.refused(*job, *emulated, "--variants", "dense,dense+compressed-stages=auto+factor-rank=auto", "--out", "wrong",
+                     says="nothing travels as factors")
+        # What would change nothing of a variant that names it is refused; what all have in common is not.
+        for option, says in (("stage-sums=bf16", "dense has neither here"), ("backward-messages=all", "and nothing does"),
+                             ("backward-forgets=true", "and nothing does"), ("compressed-stages=1", "dense on every stage")):
+            self.refused(*job, *emulated, "--variants", f"dense,dense+{option}", "--out", "wrong", says=says)
+        self.rows(*job, *emulated, "--stage-sums", "bf16", "--backward-messages", "all", "--variants", "dense,powersgd+powersgd-rank=1",
+                  "--out", "common")
         # How many stages are compressed follows from each link.
         rows = self.rows(*job, "--compute", "emulated", "--transport", "sim", "--outline", "o.json", "--sweep", "link=100gbit,1us,2mbit,50us", "--steps",
                          "3", "--link", "1gbit", "--variants", "dense,powersgd+powersgd-rank=1+compressed-stages=auto", "--out", "auto")

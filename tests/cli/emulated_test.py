@@ -112,6 +112,9 @@ class EmulatedTest(ByOutline):
         self.refused("--outline", "outline.json", says="--compute emulated")
         self.refused("--transport", "sim", says="--compute emulated")
         self.refused(*emulated, "outline.json", "--warmup-steps", "5", says="--warmup-steps")
+        done = self.weft("train", *emulated, "outline.json", "--recompute")
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
+        self.assertIn("nothing is computed again", done.stderr)
         self.refused(*emulated, "outline.json", "--model", "lm", says="the outline is of mine")
 
     def test_memory_that_is_not_there(self) -> None:

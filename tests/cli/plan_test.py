@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -46,7 +47,7 @@ class PlanTest(unittest.TestCase):
         plan = self.plan(*flags, "--link", "100mbit,50us", "--backward-rank", "2")
         self.assertEqual(plan["mesh"], "dp=2,pp=2")
         self.assertEqual(len(plan["stages"]), 2)
-        self.assertTrue(all(s["idle_seconds"] > 0 and s["exposed_seconds"] > 0 for s in plan["stages"]), plan["stages"])
+        self.assertTrue(all(s["bubble_seconds"] > 0 and s["exposed_seconds"] > 0 for s in plan["stages"]), plan["stages"])
         tied = [row for row in plan["rows"] if row["strategy"] == "tied"]
         self.assertEqual([(row["ranks"], row["divisor"], row["scheme"]) for row in tied], [(4, 2, "dense")] * 2)
         (back,) = [row for row in plan["rows"] if row["tensor"].startswith("gradients of layer")]
@@ -63,6 +64,26 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(chosen["compressed_stages"], min(fastest))
         self.assertGreater(chosen["compressed_stages"], 0)
         self.assertEqual(self.plan(*flags, "--link", "100gbit,1us", "--compressed-stages", "auto")["compressed_stages"], 0)
+        # And of how many columns factors are: each as if it had been asked for by itself (kernels are timed anew by each plan), and
+        # no other number of them.
+        both = self.plan(*flags, "--link", "20mbit,50us", "--backward-rank", "2", "--compressed-stages", "auto", "--factor-rank", "auto")
+        self.assertEqual([c["columns"] for c in both["stages_candidates"]], [16, 8, 4, 2, 1])  # of 32 a message would be no shorter
+        (back,) = [row for row in self.plan(*flags, "--backward-rank", "32")["rows"] if row["tensor"].startswith("gradients of layer")]
+        self.assertIn("as they are, because factors of 32 columns would be no shorter", back["why"])
+        (taken,) = [c for c in both["stages_candidates"] if c["columns"] == both["factor_rank"]]
+        self.assertEqual(taken["compressed"], both["compressed_stages"])
+        rank = str(both["factor_rank"])
+        by_hand = self.plan(*flags[:-1], rank, "--link", "20mbit,50us", "--backward-rank", rank, "--compressed-stages", "auto")
+        seconds = by_hand["stages_candidates"][by_hand["compressed_stages"]]["step_seconds"]
+        near = [c["columns"] for c in both["stages_candidates"] if abs(c["step_seconds"] - seconds) < 0.005 * seconds]
+        self.assertEqual(near, [both["factor_rank"]])
+        # Whole numbers go back instead of factors; what a stage holds of a step is said.
+        (back,) = [row for row in self.plan(*flags, "--backward-bits", "4")["rows"] if row["tensor"].startswith("gradients of layer")]
+        self.assertIn("whole numbers of 4 bits in 1 of 4", back["why"])
+        wide = ("--layers", "4", "--ranks", "4", "--mesh", "pp=4", "--accumulate", "8", "--global-batch", "8", "--flops", "1gflops")
+        for how, held in (("single", [4, 3, 2, 1]), ("double", [7, 5, 3, 1])):
+            self.assertEqual([s["held_micro_batches"] for s in self.plan(*wide, "--pipeline-warmup", how)["stages"]], held)
+        self.assertIn("stage by stage: 7, 5, 3, 1 (single warm-up: 4, 3, 2, 1)", self.weft("plan", *SMALL, *wide, "--pipeline-warmup", "double").stdout)
         # A run takes it, and keeps it.
         self.outline("--layers", "4", "-o", "stages.json")
         for link, compresses in (("20mbit,50us", True), ("100gbit,1us", False)):
@@ -72,6 +93,12 @@ class PlanTest(unittest.TestCase):
             self.assertRegex(done.stderr, r"compressed-stages auto: \d of 2 stages compressed, because a step takes")
             self.assertRegex((self.folder / link / "config.toml").read_text(),
                              rf'(?m)^compressed-stages = "{"[12]" if compresses else "0"}"$')
+        done = self.weft("train", *SMALL, *flags[:10], "--scheme", "powersgd", "--compute", "emulated", "--transport", "sim", "--outline", "stages.json",
+                         "--link", "20mbit,50us", "--compressed-stages", "auto", "--factor-rank", "auto", "--backward-rank", "3", "--steps", "3", "--out", "both")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (columns,) = re.findall(r"compressed-stages auto: factors of (\d+) columns and \d of 2 stages compressed", done.stderr)
+        config = dict(re.findall(r'(?m)^(powersgd-rank|backward-rank|factor-rank) *= *"?([^"\n]*)"?$', (self.folder / "both" / "config.toml").read_text()))
+        self.assertEqual(config, {"powersgd-rank": columns, "factor-rank": "", "backward-rank": columns})
         # Critical messages: as fast by the timed table as all of them, unlike the epilogue; bfloat16 has half the bytes.
         piped = ("--layers", "4", "--ranks", "4", "--mesh", "pp=4", "--accumulate", "16", "--global-batch", "16", "--flops", "500gflops",
                  "--link", "500mbit,50us", "--scheme", "dense")
@@ -84,7 +111,18 @@ class PlanTest(unittest.TestCase):
         whole, half = ([row["bytes"] for row in self.plan(*piped, "--stage-wire", wire)["rows"] if row["strategy"] == "pipeline"]
                        for wire in ("float32", "bf16"))
         self.assertEqual([2 * b for b in half], whole)
-        for wrong, says in ((("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-messages", "critical"), "nothing travels as factors"),
+        # What tensor-parallel ranks add up, but for the loss's two numbers of each rank a token; and sums of factors.
+        cut = ("--layers", "2", "--ranks", "4", "--mesh", "dp=2,tp=2", "--flops", "500gflops", "--link", "500mbit,50us", "--scheme", "dense")
+        whole, half = ([(row["bytes"], row["codec"]) for row in self.plan(*cut, "--tensor-wire", wire)["rows"] if row["strategy"] == "tensor"]
+                       for wire in ("float32", "bf16"))
+        self.assertEqual([(b if codec == "" else 2 * b) for b, codec in half], [b for b, _ in whole])
+        self.assertEqual((len(half), sum(codec == "bf16" for _, codec in half)), (11, 10))
+        of = {}
+        for how in ((), ("--stage-sums", "bf16"), ("--stage-sums", "bf16", "--powersgd-wire", "float32"), ("--powersgd-wire", "bf16")):
+            rows = self.plan(*flags, *how)["rows"]
+            of[how] = {row["codec"] for row in rows if row["scheme"] == "powersgd"}
+        self.assertEqual(list(of.values()), [{""}, {"bf16"}, {""}, {"bf16"}])
+        for wrong, says in ((("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-messages", "critical"), "nothing goes back as factors"),
                             (("--mesh", "dp=2,pp=2", "--layers", "4", "--stage-wire", "bf8"), "--stage-wire is float32 or bf16, not 'bf8'"),
                             (("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-rank", "2", "--backward-messages", "8/1:0"),
                              "are of 8 micro-batches, and a step has 1"),
@@ -93,13 +131,76 @@ class PlanTest(unittest.TestCase):
                             (("--mesh", "dp=2,pp=2", "--layers", "1"), "layers must be at least 1 for each of 2 stages, not 1"),
                             (("--mesh", "pp=3"), "dp=1 times pp=3 times tp=1 is not the number of ranks, 4"),
                             (("--mesh", "dp=4", "--schedule", "gpipe"), "are of stages: --mesh pp=2"),
+                            (("--mesh", "dp=4", "--tensor-wire", "bf16"), "--tensor-wire is of tensor-parallel ranks: --mesh tp=2"),
+                            (("--mesh", "dp=2,tp=2", "--tensor-wire", "bf8"), "--tensor-wire is float32 or bf16, not 'bf8'"),
+                            (("--mesh", "dp=4", "--scheme", "powersgd", "--powersgd-wire", "bf17"), "did you mean 'bf16'"),
                             (("--mesh", "dp=4", "--backward-rank", "2"), "there is one stage"),
+                            (("--mesh", "dp=4", "--backward-bits", "8"), "there is one stage"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-messages", "all"), "and nothing does"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-forgets"), "and nothing does"),
+                            (("--mesh", "dp=4", "--scheme", "spardl", "--stage-sums", "bf16"), "spardl has neither here"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--scheme", "dense", "--stage-sums", "bf16"),
+                             "dense has neither here"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--scheme", "dense", "--compressed-stages", "1"), "dense on every stage"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--scheme", "dense", "--compressed-stages", "auto"),
+                             "dense on every stage"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--untied", "--tied-sum", "two-step"), "two stages share"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--scheme", "spardl", "--untied", "--stage-sums", "bf16"),
+                             "spardl has neither here"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--scheme", "powersgd", "--powersgd-wire", "float32", "--untied",
+                              "--stage-sums", "bf16"), "powersgd has neither here"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--scheme", "spardl", "--stay-dense", "no.such.weight"),
+                             "'no.such.weight' is to stay dense, and there is no such parameter"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-bits", "5"), "whole numbers of 4 or 8 bits"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--backward-bits", "4", "--backward-rank", "2"), "not as both"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--factor-rank", "auto"), "with --compressed-stages auto"),
+                            (("--mesh", "dp=2,pp=2", "--layers", "4", "--compressed-stages", "auto", "--factor-rank", "auto", "--backward-bits", "4"),
+                             "nothing travels as factors"),
                             (("--mesh", "dp=2,pp=2", "--schedule", "1f2b"), "did you mean '1f1b'"),
                             (("--mesh", "dp=2,pp=2", "--compressed-stages", "3"), "compressed stages are 0 to 2, not 3"),
                             (("--model", "lm", "--mesh", "dp=2,pp=2"), "stages are of gpt, gpt-moe and bert")):
             done = self.weft("plan", "--preset", "tiny", "--ranks", "4", *wrong)
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
             self.assertIn(says, done.stderr)
+
+    def assert_adds_up(self, of: dict[str, Any], step_seconds: float) -> None:
+        parts = [of[part] for part in ("compute_seconds", "work_seconds", "bubble_seconds", "exposed_seconds")] + [of.get("behind_seconds", 0)]
+        self.assertAlmostEqual(sum(parts), step_seconds, delta=1e-6 * step_seconds, msg=of)
+        self.assertTrue(all(part >= 0 for part in parts), of)
+
+    def test_a_step_is_its_parts_on_every_stage(self) -> None:
+        moe = ("--model", "gpt-moe", "--experts", "4")
+        for mesh, micro_batches, more in (("dp=16", "1", ()), ("pp=4", "4", ()), ("dp=2,pp=4", "4", ()), ("dp=2,pp=2,tp=2", "4", ()),
+                                          ("dp=4,ep=4", "1", moe)):
+            ranks = 16 if mesh == "dp=16" else 4 if mesh in ("pp=4", "dp=4,ep=4") else 8
+            plan = self.plan("--layers", "4", "--heads", "4", "--ranks", str(ranks), "--mesh", mesh, "--accumulate", micro_batches, "--global-batch",
+                             "16", "--flops", "2gflops", "--scheme", "dense", "--link", "100mbit,50us", *more)
+            self.assert_adds_up(plan, plan["step_seconds"])
+            self.assertEqual(len(plan["stages"]), 4 if "pp=4" in mesh else 2 if "pp=2" in mesh else 1)
+            for stage in plan["stages"]:
+                self.assert_adds_up(stage, plan["step_seconds"])
+                self.assertAlmostEqual(stage["exposed_seconds"] + stage["behind_seconds"], plan["exposed_seconds"], delta=1e-9)
+                # What is waited for has names, and is what is not computed but for copies of gradients.
+                waited = sum(w["seconds"] for w in stage["waited"])
+                self.assertAlmostEqual(waited, plan["step_seconds"] - stage["compute_seconds"], delta=0.03 * plan["step_seconds"], msg=mesh)
+            named = {w["strategy"] for stage in plan["stages"] for w in stage["waited"] if w["seconds"] > 0}
+            for axis, strategy in (("tp", "tensor"), ("pp", "pipeline"), ("ep", "experts")):
+                self.assertEqual(f"{axis}=" in mesh, strategy in named, (mesh, named))
+            if mesh != "dp=2,pp=4":
+                continue
+            # The first stage ends last, and waits for its sums; the last one waits for the first.
+            first, last = plan["stages"][0], plan["stages"][-1]
+            self.assertGreater(first["exposed_seconds"], 1.3 * last["exposed_seconds"], plan["stages"])
+            self.assertGreater(last["behind_seconds"], first["behind_seconds"], plan["stages"])
+            flags = ("--layers", "4", "--heads", "4", "--ranks", "8", "--mesh", mesh, "--accumulate", "4", "--global-batch", "16", "--flops", "2gflops",
+                     "--scheme", "dense")
+            free = self.plan(*flags)
+            for stage in free["stages"]:  # control
+                self.assertEqual(stage["exposed_seconds"] + stage["behind_seconds"], 0, stage)
+                self.assertGreater(stage["bubble_seconds"], 0)
+            text = self.weft("plan", *SMALL, *flags, "--link", "100mbit,50us").stdout
+            self.assertRegex(text, r"\nstage +step +computes +work +bubble +exposed +behind  waits for\n0 .* sums of gradients [\d.]+ m?s")
+            self.assertRegex(text, r"\n3 .*activations and gradients between stages [\d.]+ m?s \([\d.]+ m?s until others have started\)")
 
     def test_meshes(self) -> None:
         flags = ("--layers", "4", "--heads", "4", "--ranks", "8", "--nodes", "2", "--scale-up", "10gbit", "--link", "100mbit,50us",
@@ -111,7 +212,8 @@ class PlanTest(unittest.TestCase):
         self.assertEqual([m["step_seconds"] for m in best], sorted(m["step_seconds"] for m in best))
         for mesh in best:
             self.assertTrue(mesh["why"] and mesh["memory_bytes"] > 0, mesh)
-            self.assertEqual("pp" in mesh["mesh"], mesh["idle_seconds"] > 0, mesh)
+            self.assertEqual("pp" in mesh["mesh"], mesh["bubble_seconds"] > 0, mesh)
+            self.assert_adds_up(mesh, mesh["step_seconds"])
         # Each of them planned alone says the same (but for the kernels' costs, which are measured anew), and none is faster.
         of = {m["mesh"]: m for m in best}
         fastest = min(of.values(), key=lambda m: m["step_seconds"])
@@ -132,9 +234,16 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(chosen["mesh"], chosen["meshes"]["best"][0]["mesh"])
         self.assertAlmostEqual(chosen["step_seconds"], chosen["meshes"]["best"][0]["step_seconds"], delta=0.03 * chosen["step_seconds"])
         text = self.weft("plan", *SMALL, *flags).stdout
-        self.assertRegex(text, r"\npredicted: .*\n\nmeshes of 8 ranks, the fastest of 8\b.*\nmesh +micro-batches +step +bubble +exposed +busiest node +memory +why\n")
+        self.assertRegex(text, r"\npredicted: .*\n\nmeshes of 8 ranks, the fastest of 8\b.*\nmesh +micro-batches +step +computes +work +bubble +exposed +busiest node +memory +why\n")
         moe = self.plan("--model", "gpt-moe", "--heads", "4", "--experts", "4", "--ranks", "4", "--link", "1gbit,50us", "--scheme", "dense")
         self.assertEqual(moe["meshes"]["cases"], 3 + 2 + 1 + 2 + 1)  # ep divides dp: of 4 (tp 1, 2, 4) and, of two stages, 2 (tp 1, 2)
+        # Where tokens go to experts as they like (no capacity), ranks wait for each other, and no stages are to blame.
+        uneven = self.plan("--model", "gpt-moe", "--ranks", "4", "--global-batch", "4", "--length", "8", "--link", "100gbit,1us",
+                           "--experts", "4", "--experts-every", "1", "--expert-capacity", "0", "--expert-choices", "1", "--flops", "2e7")
+        for mesh in uneven["meshes"]["best"]:
+            self.assertEqual("pp=" in mesh["mesh"] or "ep=" in mesh["mesh"], mesh["bubble_seconds"] > 0, mesh)
+            self.assertFalse("pp=" not in mesh["mesh"] and "stages" in mesh["why"], mesh)
+        self.assertTrue(any("whose experts have more rows" in mesh["why"] for mesh in uneven["meshes"]["best"]), uneven["meshes"])
         # Others have none, and nobody who names no ranks waits for them.
         self.assertNotIn("meshes", self.plan("--model", "lm", "--ranks", "4"))
         self.assertNotIn("meshes", self.plan("--link", "1gbit"))
@@ -184,7 +293,7 @@ class PlanTest(unittest.TestCase):
         self.assertNotEqual(whole.returncode, 0)
         refused = self.weft("plan", "--model", "lm", "--preset", "paper", "--ranks", "64", "--scheme", "powersgd")
         self.assertEqual(refused.returncode, 2)
-        self.assertIn("ranks with 8", refused.stderr)
+        self.assertRegex(refused.stderr, r"^weft: 64 ranks with 53\d{9} parameters together need about \d+ GiB, and [\d.]+ GiB are free: fewer ranks")
 
     def test_a_tied_table_is_dense_beside_tables_that_are_apart(self) -> None:
         def row_of(*tables: str) -> dict[str, Any]:

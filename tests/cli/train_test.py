@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,15 +76,30 @@ class RunTest(TrainTest):
         # Control: dropout of another seed is not one process's.
         self.ok(self.train(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--seed", "2", "--out", "other"))
         self.assertGreater(abs(self.losses("other")[-1] - losses[-1]), 1e-3)
-        # From four stages to two ranks without any.
-        self.ok(self.train("--resume", "zero", "--ranks", "2", "--mesh", "dp=2", "--schedule", "1f1b", "--steps", "8"))
+        # From four stages to two ranks without any, which forgets what was said of them; what is said anew has to be of use.
+        self.refused("--resume", "zero", "--ranks", "2", "--mesh", "dp=2", "--schedule", "zb-h1", "--steps", "8", says="are of stages")
+        self.ok(self.train("--resume", "zero", "--ranks", "2", "--mesh", "dp=2", "--steps", "8"))
         self.assertEqual(len(self.losses("zero")), 8)
+        self.ok(self.train(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--backward-rank", "2", "--backward-messages", "all",
+                           "--backward-forgets", "--out", "lossy"))
+        self.refused("--resume", "lossy", "--ranks", "4", "--backward-rank", "0", "--backward-messages", "all", "--steps", "8",
+                     says="and nothing does")
+        # What is typed of messages takes the place of what was there: whole numbers, factors of other columns, and neither.
+        for steps, flag, value, kept in (("7", "--backward-bits", "4", (0, 4)), ("8", "--backward-rank", "3", (3, 0)), ("9", "--backward-rank", "0", (0, 0))):
+            self.ok(self.train("--resume", "lossy", "--ranks", "4", flag, value, "--steps", steps))
+            config = dict(re.findall(r"(?m)^(backward-rank|backward-bits) *= *(\d+)$", (self.folder / "lossy/config.toml").read_text()))
+            self.assertEqual((int(config.get("backward-rank", 0)), int(config.get("backward-bits", 0))), kept)
+        self.refused("--resume", "lossy", "--ranks", "4", "--backward-rank", "2", "--backward-bits", "4", "--steps", "10", says="not as both")
+        self.ok(self.train("--resume", "lossy", "--ranks", "2", "--mesh", "dp=2", "--steps", "11"))
+        self.assertEqual(len(self.losses("lossy")), 11)
         # Factors between stages, by processes; bytes are the formula's.
         done = self.ok(self.run_command(WEFT, "launch", "-n", "2", "--", WEFT, "train", *tiny, "--mesh", "pp=2", "--backward-rank", "2",
                                         "--out", "launched"))
         summary = json.loads((self.folder / "launched" / "summary.json").read_text())
         self.assertEqual(summary["payload_bytes_per_step"], summary["formula_bytes_per_step"], done.stderr)
         self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--clip-norm", "1", "--clip-local", says="clip-local does not go with stages")
+        self.refused(*tiny, "--ranks", "4", "--mesh", "dp=2,pp=2", "--optimizer", "sgd", "--momentum-correction", "0.9",
+                     says="momentum-correction does not go with stages")
 
     def test_tensor_parallel_ranks_train_and_go_on_elsewhere(self) -> None:
         tiny = (*TINY, "--layers", "4", "--heads", "4", "--scheme", "dense", "--steps", "6", "--accumulate", "2")
@@ -348,14 +364,29 @@ class LauncherTest(TrainTest):
                      before=(WEFT, "launch", "-n", "2", "--"))
         self.refused(*flags, "--out", "tcp", says="has a run already", before=(WEFT, "launch", "-n", "2", "--"))
 
-    def test_ranks_that_disagree_about_the_number_of_experts(self) -> None:
-        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--mesh", "ep=2", "--steps", "2", "--checkpoint-every", "0", "--out", "a")
-        command = " ".join((WEFT, "train", *moe, "--experts $((4 + 4 * RANK))"))
-        done = self.run_command(WEFT, "launch", "-n", "2", "--", "sh", "-c", "exec " + command)
-        self.assertNotEqual(done.returncode, 0, done.stdout)
-        for rank in (0, 1):  # buckets and steps are compared: what notices it first is told
-            (sentence,) = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}] ")]
-            self.assertRegex(sentence, r"rank [01] has another plan of (buckets|the step) \([^)]*\) than rank [01]")
+    def test_ranks_that_disagree(self) -> None:
+        """Buckets, steps and meshes are compared: what notices it first is told, on both ranks, and nobody waits for a peer."""
+        moe = (*TINY, "--model", "gpt-moe", "--scheme", "dense", "--mesh", "ep=2", "--experts $((4 + 4 * RANK))")
+        pipe = (*TINY, "--scheme", "dense", "--accumulate", "2")
+        plans = r"rank [01] has another plan of (buckets|the step) \([^)]*\) than rank [01]"
+        for flags, says in ((moe, plans),
+                            ((*pipe, "--mesh pp=2", "--schedule $(test $RANK = 0 && echo 1f1b || echo gpipe)"), plans),
+                            ((*pipe, "--mesh pp=2", "--layers $((4 + RANK))"), plans),
+                            ((*pipe, "--mesh pp=2", "--backward-bits $((4 + 4 * RANK))"), plans),
+                            # What nobody asked a plan to choose is each rank's own, beside what it chooses.
+                            ((*TINY, "--scheme", "powersgd", "--accumulate", "2", "--mesh pp=2", "--backward-rank $((2 + RANK)) --compressed-stages auto"), plans),
+                            ((*pipe, "--mesh dp=2", "--heads $((2 + 2 * RANK))"), plans),
+                            ((*pipe, "--mesh $(test $RANK = 0 && echo dp=2 || echo pp=2)"), plans)):
+            command = " ".join((WEFT, "train", *flags, "--steps 2 --checkpoint-every 0 --out a"))
+            with self.subTest(command):
+                began = time.monotonic()
+                done = self.run_command(WEFT, "launch", "-n", "2", "--", "sh", "-c", "exec " + command)
+                self.assertNotEqual(done.returncode, 0, done.stdout)
+                self.assertLess(time.monotonic() - began, 20 * FACTOR)  # no deadline was waited for
+                for rank in (0, 1):
+                    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}] ") and "weft: note: " not in line]
+                    self.assertRegex(sentence, says)
+                shutil.rmtree(self.folder / "a", ignore_errors=True)
 
     def test_a_launched_run_is_predicted_over_the_link_that_it_measured(self) -> None:
         flags = (*TINY, "--steps", "8", "--scheme", "dense", "--checkpoint-every", "0")
@@ -426,26 +457,48 @@ class LauncherTest(TrainTest):
         """Experts of four ranks, a table of which rows travel, two stages with factors between them, sparse gradients."""
         moe = (*("16" if before == "--global-batch" else flag for before, flag in zip(("", *TINY), TINY)),
                "--model", "gpt-moe", "--mesh", "dp=4,pp=2,ep=4", "--accumulate", "4", "--untied")
-        four = (*moe, "--scheme", "spardl", "--tables", "embrace", "--backward-rank", "2", "--expert-slices", "2")
+        four = (*moe, "--scheme", "spardl", "--tables", "embrace", "--backward-rank", "2", "--expert-slices", "2", "--compressed-stages", "1")
+        self.near_uncompressed(moe, four, ranks=8)
+        self.kill_and_resume("killed", 8, *four)
+
+    def test_all_four_systems_beside_a_table_that_stages_share(self) -> None:
+        """The first and the last stage have copies of it, summed at once over all of them: no rows travel in its place."""
+        flags = tuple("16" if before == "--global-batch" else flag for before, flag in zip(("", *TINY), TINY))
+        four = (*flags, "--model", "gpt-moe", "--mesh", "dp=4,pp=2,ep=4", "--accumulate", "2", "--scheme", "spardl", "--backward-rank", "2",
+                "--expert-slices", "2", "--tied-sum", "fused", "--compressed-stages", "1")
+        self.kill_and_resume("killed", 8, *four)
+        steps = str(len(self.losses("killed")))
+        self.ok(self.train(*four, "--steps", steps, "--ranks", "8", "--seed", "2", "--out", "other"))
+        self.assertNotEqual(self.losses("killed"), self.losses("other"))  # control
+        plain = four[:four.index("--scheme")]
+        self.near_uncompressed(plain, four, ranks=8)
+        config = (self.folder / "killed/config.toml").read_text()
+        self.assertIn('tied-sum = "fused"', config)
+        self.assertIn("untied = false", config)
+
+    def near_uncompressed(self, plain: tuple[str, ...], four: tuple[str, ...], ranks: int) -> None:
+        """A short run ends within the spread of the seeds of the same run with nothing compressed, or a hundredth."""
         ends = []
         for seed in ("1", "2", "3"):
-            self.ok(self.train(*moe, "--scheme", "dense", "--ranks", "8", "--steps", "80", "--seed", seed, "--out", "dense" + seed))
+            self.ok(self.train(*plain, "--scheme", "dense", "--ranks", str(ranks), "--steps", "80", "--seed", seed, "--out", "dense" + seed))
             ends.append(sum(self.losses("dense" + seed)[-10:]) / 10)
-        self.ok(self.train(*four, "--ranks", "8", "--steps", "80", "--warmup-steps", "40", "--out", "four"))
+        self.ok(self.train(*four, "--ranks", str(ranks), "--steps", "80", "--warmup-steps", "40", "--out", "four"))
         losses = self.losses("four")
         spread = max(ends) - min(ends)
         self.assertLess(abs(sum(losses[-10:]) / 10 - ends[0]), max(spread, 0.01 * ends[0]))
         self.assertGreater(losses[0] - losses[-1], 3 * spread)  # control: that far apart is more than nothing learnt
-        # Killed as processes, it says who is gone, and goes on with the losses of a run that was not.
-        job = self.start("--", WEFT, "train", *four, "--steps", "100000", "--checkpoint-every", "5", "--out", "killed", ranks=8)
-        self.kill_rank_1(job, "killed", after=12)
+
+    def kill_and_resume(self, name: str, ranks: int, *flags: str) -> None:
+        """Killed as processes, a run says who is gone, and goes on with the losses of one that was not."""
+        job = self.start("--", WEFT, "train", *flags, "--steps", "100000", "--checkpoint-every", "5", "--out", name, ranks=ranks)
+        self.kill_rank_1(job, name, after=12)
         _, errors = job.communicate(timeout=30 * FACTOR)
         self.assertEqual(job.returncode, 128 + signal.SIGKILL)
         self.assertIn("rank 1", errors)
-        step = int((self.folder / "killed/checkpoints/latest").read_text().split("-")[1])
-        self.ok(self.train("--resume", "killed", "--steps", str(step + 5), "--ranks", "8"))
-        self.ok(self.train(*four, "--steps", str(step + 5), "--ranks", "8", "--out", "straight"))
-        self.assertEqual(self.losses("killed"), self.losses("straight"))
+        step = int((self.folder / name / "checkpoints/latest").read_text().split("-")[1])
+        self.ok(self.train("--resume", name, "--steps", str(step + 5), "--ranks", str(ranks)))
+        self.ok(self.train(*flags, "--steps", str(step + 5), "--ranks", str(ranks), "--out", "straight"))
+        self.assertEqual(self.losses(name), self.losses("straight"))
 
     def test_launch_starts_again(self) -> None:
         job = self.start("--restarts", "1", "--", WEFT, "train", *TINY, "--steps", "300", "--checkpoint-every", "10",
@@ -489,6 +542,40 @@ class BadInputTest(TrainTest):
             self.refused(*arguments, says=says, before=(WEFT, "launch", "-n", "2", "--"))
         self.assertEqual([p.name for p in self.folder.iterdir()], ["empty.txt"])  # nothing is left behind
 
+    def test_meshes_and_stages_that_cannot_be(self) -> None:
+        tiny = (*TINY, "--layers", "4", "--heads", "4", "--steps", "1", "--out", "a")
+        for arguments, says in (
+                (("--ranks", "4", "--mesh", "pp=3"), "dp=1 times pp=3 times tp=1 is not the number of ranks, 4"),
+                (("--ranks", "4", "--mesh", "dp=4,pp=2"), "dp=4 times pp=2 times tp=1 is not the number of ranks, 4"),
+                (("--ranks", "3", "--mesh", "tp=3"), "heads must be a multiple of the 3 tensor-parallel ranks, not 4"),
+                (("--ranks", "8", "--mesh", "pp=8"), "layers must be at least 1 for each of 8 stages, not 4"),
+                (("--ranks", "4", "--mesh", "pp=4", "--schedule", "interleaved", "--stage-chunks", "2", "--accumulate", "4"), "layers"),
+                (("--ranks", "2", "--mesh", "pp=2", "--stage-layers", "4,0"), "--stage-layers '4,0' is no list"),
+                (("--ranks", "2", "--mesh", "pp=2", "--stage-layers", "3,2"), "layers of stages are so many for each of 2, together the model's 4"),
+                (("--ranks", "2", "--mesh", "pp=2", "--schedule", "interleaved", "--stage-chunks", "2", "--accumulate", "3"),
+                 "interleaved takes a multiple of its 2 stages as micro-batches, not 3"),
+                (("--ranks", "2", "--mesh", "pp=2", "--schedule", "1f2b"), "did you mean '1f1b'"),
+                (("--ranks", "2", "--mesh", "pp=2", "--backward-rank", "-1"), "factors of 1 or more columns, or as they are (0), not -1"),
+                (("--ranks", "2", "--mesh", "pp=2", "--tied-sum", "hierarchical"), "tied-sum hierarchical: the 2 ranks"),
+                (("--ranks", "2", "--scheme", "powersgd", "--powersgd-rank", "0"), "powersgd-rank must be 1 to 1024")):
+            with self.subTest(arguments):
+                self.refused(*tiny, *arguments, says=says)
+        self.assertEqual(list(self.folder.glob("a/*")), [])  # no run is left behind
+        done = self.refused(*tiny, "--mesh", "pp=3", says="[0] weft: ", before=(WEFT, "launch", "-n", "2", "--"))
+        self.assertIn("dp=1 times pp=3 times tp=1 is not the number of ranks, 2", done.stderr)
+
+    def test_factors_that_are_no_shorter_are_not_taken(self) -> None:
+        """More columns than a matrix has: it travels as it is, to the bit."""
+        tiny = (*TINY, "--layers", "4", "--steps", "4", "--accumulate", "2", "--checkpoint-every", "0", "--ranks", "2")
+        for flags, knob in ((("--scheme", "dense", "--mesh", "pp=2", "--backward-messages", "all"), "--backward-rank"),
+                            (("--scheme", "powersgd", "--mesh", "dp=2"), "--powersgd-rank")):
+            for columns in ("2", "1000"):
+                self.ok(self.train(*tiny, *flags, knob, columns, "--out", knob + columns))
+            dense = ("--scheme", "dense", *flags[2:4])
+            self.ok(self.train(*tiny, *dense, "--out", knob))
+            self.assertEqual(self.losses(knob + "1000"), self.losses(knob))
+            self.assertNotEqual(self.losses(knob + "2"), self.losses(knob))  # control
+
     def test_a_loss_that_is_not_finite(self) -> None:
         done = self.refused(*TINY, "--ranks", "2", "--steps", "50", "--optimizer", "sgd", "--lr", "1e30", "--out", "a",
                             says="rank")
@@ -511,6 +598,9 @@ class BadInputTest(TrainTest):
         self.ok(self.train(*TINY, "--ranks", "2", "--steps", "1", "--out", "b"))
         self.refused("--resume", "b", "--steps", "3", "--width", "64", says="another model")
         self.refused("--resume", "b", "--steps", "3", "--optimizer", "sgd", says="optimizer")
+        self.ok(self.train(*TINY, "--ranks", "2", "--layers", "4", "--steps", "1", "--out", "deep"))
+        for mesh in ("dp=2", "pp=2"):  # a stage has not all names, whatever the model
+            self.refused("--resume", "deep", "--steps", "3", "--layers", "2", "--mesh", mesh, says="it has 52 tensors, not 28")
 
     def test_a_disk_that_is_full(self) -> None:
         if os.geteuid() != 0:

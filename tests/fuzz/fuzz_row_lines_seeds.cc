@@ -12,10 +12,15 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::vector<std::byte> values(24);
   const std::vector<RowLine> lines = {
-      {{{"data_parallel", "residual", "wte"}, DType::float32, LayoutRule::sum, Shard::whole({6}), {1, 4}},
+      {{{"data_parallel", "residual", "wte"},
+        DType::float32,
+        LayoutRule::sum,
+        Shard::whole({6}),
+        {1, 4},
+        2.5},
        RowLine::Held::here,
        checksums_of(values)},
-      {{{"data_parallel", "residual", "a b"}, DType::float64, LayoutRule::sum, Shard::whole({3}), {1, 4}},
+      {{{"data_parallel", "residual", "a b"}, DType::float64, LayoutRule::sum, Shard::whole({3}), {1, 4}, 0},
        RowLine::Held::zeros,
        ""},
       {{{"optimizer", "step", "wte"}, DType::int64, LayoutRule::same, Shard::whole({3}), {}},

@@ -373,6 +373,12 @@ def test_dense_training_of_cuda_tensors_equals_one_process(launch):
     launch("equality.py", 2, "cuda")
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=WITH_GPU)])
+def test_stages_on_a_gpu_equal_one_process(launch, device):
+    """The same job on the CPU says that it holds where there is no GPU."""
+    launch("stage_cuda.py", 2, device)
+
+
 @WITH_GPU
 def test_cuda_tensors_are_staged():
     import torch

@@ -4,10 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <ctime>
+#include <limits>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "base/statistics.h"
@@ -83,7 +87,6 @@ TEST(Emulate, SendsWhatTheSimulatedRanksSend) {
   EXPECT_NE(emulate(3, other)[0].payload_bytes, bytes);
 }
 
-// A sleeping rank uses no core: five of them take as long as one.
 // Experts that ranks share, in both drivers: with a capacity and without, whatever the policy.
 TEST(Emulate, RowsOfExpertsTravelAsInVirtualTime) {
   ModelOptions o = model_options("gpt-moe", "tiny");
@@ -114,6 +117,7 @@ TEST(Emulate, RowsOfExpertsTravelAsInVirtualTime) {
   }
 }
 
+// A sleeping rank uses no core: five of them take as long as one.
 TEST(Emulate, TimersOfManyRanksRunSideBySide) {
   const double computed = 4 * compute_seconds(outline());
   for (const int ranks : {1, 5}) {
@@ -197,6 +201,93 @@ TEST(Emulate, AStepIsPredictedFromWhatTheRunMeasuredOfItself) {
   // Control: another link is not what was measured.
   simulation.link.bytes_per_second *= 1.5;
   EXPECT_LT(predict(own, options, simulation).step_seconds, 0.85 * measured);
+}
+
+// A gpt whose layers take `seconds` of a micro-batch forward, for gradients of inputs, and for those of weights.
+Outline even_layers(int layers, int micro_batches, double seconds) {
+  ModelOptions o = model_options("gpt", "tiny");
+  o.layers = layers;
+  Outline out = outline_of(model_shape("gpt", o), 16 * micro_batches);
+  for (OutlineBlock& block : out.blocks) {
+    if (!block.name.starts_with("layer.")) continue;
+    block.forward_seconds = seconds * micro_batches;
+    block.backward_seconds = 2 * seconds * micro_batches;
+  }
+  return out;
+}
+
+// What else the machine does makes steps longer, never shorter, so the shortest counts. Where the machine is busy there
+// are more of them: five runs at most, until one is no longer than `enough`.
+double shortest_step(const Outline& layers, const EmulationOptions& options,
+                     const std::optional<EmulatedLink>& link, double enough) {
+  constexpr int kMostRuns = 5;
+  const int stages = options.mesh.pp;
+  double out = std::numeric_limits<double>::infinity();
+  for (int run = 0; run < kMostRuns && out > enough; ++run) {
+    std::vector<EmulatedSteps> ranks(static_cast<std::size_t>(stages));
+    run_ranks(stages, {.config = {}, .link = link, .traces = nullptr, .decorate = {}}, [&](World& world) {
+      ranks[static_cast<std::size_t>(world.rank())] = emulate_rank(world, layers, options);
+    });
+    out = std::min(out, std::ranges::min(job_steps(seconds_of(ranks))));
+  }
+  return out;
+}
+
+// Four layers on four stages, whose pieces take 15 ms of a micro-batch: a step takes as long as the timed table says.
+TEST(Emulate, StagesTakeAsLongAsTheirTimedTable) {
+  constexpr int kStages = 4, kMicroBatches = 8;
+  constexpr double kPiece = 15e-3;  // forward, and each half of the backward
+  const Outline layers = even_layers(kStages, kMicroBatches, kPiece);
+  EmulationOptions options = options_of("dense");
+  options.mesh = {.dp = 1, .pp = kStages};
+  options.micro_batches = kMicroBatches;
+  options.warmup = 1;
+  options.steps = 5;
+  const EmulatedLink link{.bytes_per_second = 1e8, .latency_seconds = 50e-6};
+  const SimulationOptions simulation{.ranks = kStages, .link = link, .costs = {}};
+  std::vector<double> measured, predicted;
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    options.stage.schedule = schedule;
+    predicted.push_back(predict(layers, options, simulation).step_seconds);
+    measured.push_back(shortest_step(layers, options, link, 1.1 * predicted.back()));
+    EXPECT_NEAR(measured.back(), predicted.back(), 0.1 * predicted.back()) << schedule;
+  }
+  // By hand: M (f + b + w) + (P - 1)(f + b + w), and with halves (P - 1)(f + b - w); messages take little.
+  EXPECT_NEAR(predicted[0], 3 * kPiece * (kMicroBatches + kStages - 1), 0.02 * predicted[0]);
+  EXPECT_NEAR(predicted[1], kPiece * (3 * kMicroBatches + kStages - 1), 0.02 * predicted[1]);
+  // Control: the other schedule's table is not what was measured.
+  EXPECT_GT(std::abs(measured[0] - predicted[1]), 0.1 * predicted[1]);
+  EXPECT_GT(std::abs(measured[1] - predicted[0]), 0.1 * predicted[0]);
+}
+
+// On a free link a stage is idle as long as the formulas say: the idle time itself is held to them, not the step.
+TEST(Emulate, StagesAreIdleAsLongAsTheFormulasSay) {
+  constexpr int kStages = 4, kMicroBatches = 4;
+  constexpr double kPiece = 25e-3;  // of a stage
+  constexpr double kIdle = (kStages - 1) * 3 * kPiece;
+  struct Case {
+    const char* schedule;
+    int chunks;
+    double idle;
+  };
+  for (const Case& c : {Case{"gpipe", 1, kIdle}, Case{"1f1b", 1, kIdle}, Case{"interleaved", 2, kIdle / 2},
+                        Case{"zb-h1", 1, kIdle / 3}}) {
+    EmulationOptions options = options_of("dense");
+    options.mesh = {.dp = 1, .pp = kStages};
+    options.stage.schedule = c.schedule;
+    options.stage.chunks = c.chunks;
+    options.micro_batches = kMicroBatches;
+    options.warmup = 1;
+    options.steps = 5;
+    const Outline layers = even_layers(kStages * c.chunks, kMicroBatches, kPiece / c.chunks);
+    const double busy = 3 * kPiece * kMicroBatches;
+    const double idle = shortest_step(layers, options, std::nullopt, busy + 1.1 * c.idle) - busy;
+    EXPECT_NEAR(idle, c.idle, 0.1 * c.idle) << c.schedule;
+    for (const double other : {kIdle, kIdle / 2, kIdle / 3}) {
+      if (other == c.idle) continue;
+      EXPECT_GT(std::abs(idle - other), 0.1 * other) << c.schedule;  // controls: of other schedules
+    }
+  }
 }
 
 TEST(Emulate, VirtualTimeSendsTheBytesOfWallTimeAndComputesByMeasuredCosts) {

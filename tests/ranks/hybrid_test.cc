@@ -262,8 +262,10 @@ TEST(Hybrid, ASplitThatGainsNothingIsSwitchedOff) {
     Walker walker(driver, all);
     driver.announce();
     for (int step = 0; step < 4; ++step) {
-      walker.walk(all.next_table(1));                     // the next batch is the same: all rows are prior
-      if (step < 2) EXPECT_TRUE(table.splits()) << step;  // some steps do not say it of all
+      walker.walk(all.next_table(1));  // the next batch is the same: all rows are prior
+      if (step < 2) {
+        EXPECT_TRUE(table.splits()) << step;  // some steps do not say it of all
+      }
     }
     walker.walk(all.tables(1).settle);
     EXPECT_EQ(table.prior_share(), 1);

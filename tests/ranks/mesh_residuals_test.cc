@@ -1,7 +1,10 @@
-// Residuals that change hands: saved on one mesh of data-parallel ranks, stages and tensor-parallel ranks, loaded on
-// another. Whoever adds up a parameter's gradients there has them, all of them and once.
+// Residuals that change hands: saved on one mesh of data-parallel ranks, stages, tensor-parallel ranks and ranks that
+// experts are dealt to, loaded on another. Whoever adds up a parameter's gradients there has them, all of them and
+// once, and what they bring into its average is what they would have brought where they were left behind.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -22,13 +25,13 @@ constexpr int kMicroBatches = 2;
 constexpr std::int64_t kTokens = 4;
 
 struct Case {
-  int dp = 1, pp = 1, tp = 1;
+  int dp = 1, pp = 1, tp = 1, ep = 1;
   std::string model = "gpt";
   std::string scheme = "dense";
   int ranks() const { return dp * pp * tp; }
   std::string title() const {
     return model + " dp=" + std::to_string(dp) + ",pp=" + std::to_string(pp) + ",tp=" + std::to_string(tp) +
-           " " + scheme;
+           ",ep=" + std::to_string(ep) + " " + scheme;
   }
 };
 
@@ -40,6 +43,7 @@ ModelOptions sizes_of(const Case& c, int rank) {
   o.layers = 4;
   o.stage.stages = c.pp;
   o.tensor.ranks = c.tp;
+  o.experts.ranks = c.ep;
   return with_rank(o, rank, c.ranks());
 }
 
@@ -52,6 +56,7 @@ class ZeroRank final : private Driver {
         job_(world.engine(), world.comm(), shape_, options_of(c, world.size())) {}
 
   StateRegistry& state() { return job_.all().state(); }
+  Strategies& strategies() { return job_.all(); }
   const ModelShape& shape() const { return shape_; }
   LoadOptions load_options() const {
     LoadOptions out;
@@ -139,8 +144,9 @@ std::vector<StateSnapshot> saved_of(const Case& c, const std::function<void(Worl
   return out;
 }
 
-// Every rank's residuals are eighths, so that sums of them are exact.
-std::vector<StateSnapshot> with_residuals(const Case& c) {
+// Every rank's residuals are eighths of at most kLargest, so that sums of them are exact; or thirds of these.
+constexpr int kLargest = 4;
+std::vector<StateSnapshot> with_residuals(const Case& c, float unit = 1.0F / 8) {
   std::vector<StateSnapshot> out = saved_of(c, [](World&, ZeroRank&) {});
   std::uint32_t number = 0;
   for (StateSnapshot& snapshot : out) {
@@ -148,26 +154,27 @@ std::vector<StateSnapshot> with_residuals(const Case& c) {
       if (value.row.key.kind != "residual") continue;
       value.bytes.resize(value.row.num_bytes());
       Random random(3, 1, number++);
-      for (float& v : value.values<float>()) v = static_cast<float>(random.below(65)) / 8 - 4;
+      for (float& v : value.values<float>()) v = (static_cast<float>(random.below(65)) - 8 * kLargest) * unit;
     }
   }
   return out;
 }
 
-// Of each whole tensor, over all ranks.
-using Sums = std::map<std::string, std::vector<double>>;
-Sums sums_of(const std::vector<StateSnapshot>& snapshots) {
-  Sums out;
+// Of each whole tensor, over all ranks, what their sum brings into an average over `dp` data-parallel ranks.
+using Means = std::map<std::string, std::vector<double>>;
+Means means_of(const std::vector<StateSnapshot>& snapshots, int dp) {
+  Means out;
   for (const StateSnapshot& snapshot : snapshots) {
     for (const StateValue& value : snapshot.rows) {
       if (value.row.key.kind != "residual") continue;
       const Shard& shard = value.row.shard;
-      std::vector<double>& sums = out[value.row.key.name];
-      sums.resize(static_cast<std::size_t>(shard.tensor_elements()));
+      std::vector<double>& means = out[value.row.key.name];
+      means.resize(static_cast<std::size_t>(shard.tensor_elements()));
       if (value.bytes.empty()) continue;
       const auto add = [&](std::int64_t from, std::int64_t to, std::int64_t n) {
         for (std::int64_t i = 0; i < n; ++i)
-          sums[static_cast<std::size_t>(to + i)] += value.values<float>()[static_cast<std::size_t>(from + i)];
+          means[static_cast<std::size_t>(to + i)] +=
+              static_cast<double>(value.values<float>()[static_cast<std::size_t>(from + i)]) / dp;
       };
       for_each_run(shard, Shard::whole(shard.shape), add);
     }
@@ -175,15 +182,14 @@ Sums sums_of(const std::vector<StateSnapshot>& snapshots) {
   return out;
 }
 
-// What a rank's part of a parameter has of the sums, divided as gradients are.
-std::vector<float> part_of(const ParameterShape& parameter, const Sums& sums, int divisor) {
+// What a rank's part of a parameter has of them.
+std::vector<float> part_of(const ParameterShape& parameter, const Means& means) {
   const Shard part = shard_of(parameter);
-  const std::vector<double>& whole = sums.at(parameter.name);
+  const std::vector<double>& whole = means.at(parameter.name);
   std::vector<float> out(static_cast<std::size_t>(part.num_elements()));
   const auto take = [&](std::int64_t from, std::int64_t to, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i)
-      out[static_cast<std::size_t>(to + i)] =
-          static_cast<float>(whole[static_cast<std::size_t>(from + i)] / divisor);
+      out[static_cast<std::size_t>(to + i)] = static_cast<float>(whole[static_cast<std::size_t>(from + i)]);
   };
   for_each_run(Shard::whole(part.shape), part, take);
   return out;
@@ -197,11 +203,29 @@ const std::vector<Case> kMeshes{{.dp = 2},
                                 {.dp = 1, .pp = 2, .tp = 2},
                                 {.dp = 2, .pp = 2, .tp = 2}};
 
-// And the next step that sends everything brings them into its results, on every rank that has the parameter.
+// Rows of residuals as another weft may have told them.
+std::vector<StateSnapshot> told(std::vector<StateSnapshot> saved,
+                                const std::function<double(const StateRow&)>& divisor) {
+  for (StateSnapshot& snapshot : saved) {
+    for (StateValue& value : snapshot.rows) {
+      if (value.row.key.kind == "residual") value.row.divisor = divisor(value.row);
+    }
+  }
+  return saved;
+}
+
+std::vector<StateSnapshot> loaded_on(const Case& to, const std::vector<StateSnapshot>& saved) {
+  return saved_of(to, [&](World& world, ZeroRank& rank) {
+    rank.state().load(saved, world.rank(), world.size(), rank.load_options());
+  });
+}
+
+// And the next step that sends everything brings them into its results, on every rank that has the parameter: what
+// they would have brought where they were left behind.
 TEST(MeshResiduals, MoveBetweenAllMeshes) {
   for (const Case& from : kMeshes) {
     const std::vector<StateSnapshot> saved = with_residuals(from);
-    const Sums expected = sums_of(saved);
+    const Means expected = means_of(saved, from.dp);
     for (Case to : kMeshes) {
       for (const char* scheme : {"spardl", "dense-bf16", "dense"}) {
         to.scheme = scheme;
@@ -210,15 +234,14 @@ TEST(MeshResiduals, MoveBetweenAllMeshes) {
         const auto load = [&](World& world, ZeroRank& rank) {
           rank.state().load(saved, world.rank(), world.size(), rank.load_options());
         };
-        EXPECT_EQ(sums_of(saved_of(to, load)), expected) << title;
+        EXPECT_EQ(means_of(saved_of(to, load), to.dp), expected) << title;
         if (!sends_everything) continue;
         for_each_rank(to, [&](World& world, ZeroRank& rank) {
           load(world, rank);
           rank.step();
           for (int p = 0; p < static_cast<int>(rank.shape().parameters.size()); ++p) {
             const ParameterShape& parameter = rank.shape().parameters[static_cast<std::size_t>(p)];
-            EXPECT_EQ(rank.result_of(p), part_of(parameter, expected, to.dp))
-                << title << " " << parameter.name;
+            EXPECT_EQ(rank.result_of(p), part_of(parameter, expected)) << title << " " << parameter.name;
           }
           // Nothing is left behind.
           const StateSnapshot behind = rank.state().save(world.rank(), world.size());
@@ -233,23 +256,130 @@ TEST(MeshResiduals, MoveBetweenAllMeshes) {
   }
 }
 
-TEST(MeshResiduals, OfExpertsMoveToo) {
-  for (const auto& [from, to] :
-       {std::pair{Case{.dp = 2, .model = "gpt-moe"}, Case{.tp = 2, .model = "gpt-moe"}},
-        std::pair{Case{.dp = 2, .tp = 2, .model = "gpt-moe"}, Case{.dp = 2, .pp = 2, .model = "gpt-moe"}}}) {
-    const std::vector<StateSnapshot> saved = with_residuals(from);
-    const auto load = [&](World& world, ZeroRank& rank) {
-      rank.state().load(saved, world.rank(), world.size(), rank.load_options());
-    };
-    EXPECT_EQ(sums_of(saved_of(to, load)), sums_of(saved)) << from.title() << " to " << to.title();
+// Sums of gradients are divided by the number of data-parallel ranks, also those over fewer ranks (experts) or more
+// (tied tables), and that is what the rows tell.
+TEST(MeshResiduals, RowsTellWhatDivides) {
+  for (const Case& c : {Case{.dp = 3, .scheme = "spardl"}, Case{.dp = 2, .pp = 2, .tp = 2},
+                        Case{.dp = 4, .ep = 2, .model = "gpt-moe"}}) {
+    for_each_rank(c, [&](World&, ZeroRank& rank) {
+      std::map<std::string, double> divisors;  // of strategies
+      for (const PlanRow& row : rank.strategies().rows()) {
+        if (row.traffic == TrafficClass::gradient) divisors[row.strategy] = row.divisor;
+      }
+      int sums = 0;
+      for (const LiveRow& live : rank.state().rows()) {
+        if (live.row.rule != LayoutRule::sum) continue;
+        ++sums;
+        EXPECT_EQ(live.row.divisor, c.dp) << c.title() << " " << describe(live.row.key);
+        EXPECT_EQ(live.row.divisor, divisors.at(live.row.key.owner)) << c.title();
+      }
+      EXPECT_EQ(sums, static_cast<int>(rank.shape().parameters.size())) << c.title();
+    });
   }
 }
 
-// Controls: residuals that are dropped are seen; and they would be, if strategies were not kin, by a sentence.
+// Groups that share experts are smaller than what divides: how they are dealt changes no weight.
+TEST(MeshResiduals, OfExpertsMoveToo) {
+  const auto moe = [](Case c) {
+    c.model = "gpt-moe";
+    return c;
+  };
+  const std::vector<std::pair<Case, Case>> moves{{{.dp = 2}, {.tp = 2}},
+                                                 {{.dp = 2, .tp = 2}, {.dp = 2, .pp = 2}},
+                                                 {{.dp = 4}, {.dp = 4, .ep = 2}},
+                                                 {{.dp = 4, .ep = 4}, {.dp = 2}},
+                                                 {{.dp = 4, .ep = 2}, {.dp = 2, .ep = 2}},
+                                                 {{.dp = 2, .ep = 2}, {.dp = 4, .ep = 2}}};
+  for (const auto& [before, after] : moves) {
+    const Case from = moe(before), to = moe(after);
+    const std::string title = from.title() + " to " + to.title();
+    const std::vector<StateSnapshot> saved = with_residuals(from);
+    const Means expected = means_of(saved, from.dp);
+    EXPECT_EQ(means_of(loaded_on(to, saved), to.dp), expected) << title;
+    // Control: as if each group divided by its own size.
+    const auto by_size = [](const StateRow& row) { return row.peers.size; };
+    EXPECT_EQ(means_of(loaded_on(to, told(saved, by_size)), to.dp) == expected, from.ep == 1) << title;
+  }
+}
+
+// The mean of what others rounded to float32: each of n summands once where it is multiplied by to.dp / from.dp, each
+// but the first of a rank once where it is added; the sum over the to.dp ranks rounds as often as they are, and its
+// division once. 2 n + to.dp roundings, each of at most 2^-24 of a sum of magnitudes, which over to.dp is at most
+// n kLargest / from.dp. n is at most the number of ranks there were.
+double tolerance_of(const Case& from, const Case& to) {
+  return (2 * from.ranks() + to.dp) * std::ldexp(1.0, -24) * kLargest * from.ranks() / from.dp;
+}
+
+double farthest(const std::vector<float>& found, const std::vector<float>& expected) {
+  double out = found.size() == expected.size() ? 0 : HUGE_VAL;
+  for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i)
+    out = std::max(out, std::abs(static_cast<double>(found[i]) - static_cast<double>(expected[i])));
+  return out;
+}
+
+// Where one number of ranks is no multiple of the other, up to rounding.
+TEST(MeshResiduals, MoveToAndFromThreeRanks) {
+  for (const auto& [from, to] :
+       {std::pair{Case{.dp = 3}, Case{.dp = 2}}, std::pair{Case{.dp = 2}, Case{.dp = 3}},
+        std::pair{Case{.dp = 3}, Case{.dp = 4}}, std::pair{Case{.dp = 3, .tp = 2}, Case{.dp = 2, .pp = 2}},
+        std::pair{Case{.dp = 2, .pp = 2}, Case{.dp = 3, .tp = 2}}}) {
+    const std::vector<StateSnapshot> saved = with_residuals(from);
+    const Means expected = means_of(saved, from.dp);
+    const auto brings = [&, &from = from, &to = to](const std::vector<StateSnapshot>& snapshots) {
+      std::mutex mutex;
+      double worst = 0;
+      for_each_rank(to, [&](World& world, ZeroRank& rank) {
+        rank.state().load(snapshots, world.rank(), world.size(), rank.load_options());
+        rank.step();
+        for (int p = 0; p < static_cast<int>(rank.shape().parameters.size()); ++p) {
+          const ParameterShape& parameter = rank.shape().parameters[static_cast<std::size_t>(p)];
+          const double off = farthest(rank.result_of(p), part_of(parameter, expected));
+          const std::lock_guard lock(mutex);
+          worst = std::max(worst, off);
+        }
+      });
+      return worst;
+    };
+    EXPECT_LE(brings(saved), tolerance_of(from, to)) << from.title() << " to " << to.title();
+    const auto as_here = [dp = to.dp](const StateRow&) { return dp; };
+    EXPECT_GT(brings(told(saved, as_here)), 0.1) << "control: sums as they were";
+  }
+}
+
+// Nothing is multiplied where the number of data-parallel ranks stays: values that round would show it.
+TEST(MeshResiduals, OnTheSameMeshEveryBitStays) {
+  for (const Case& c :
+       {Case{.dp = 3}, Case{.dp = 2, .pp = 2, .tp = 2}, Case{.dp = 4, .ep = 2, .model = "gpt-moe"}}) {
+    const std::vector<StateSnapshot> saved = with_residuals(c, 1.0F / 24);
+    const std::vector<StateSnapshot> loaded = loaded_on(c, saved);
+    for (std::size_t r = 0; r < saved.size(); ++r) EXPECT_EQ(loaded[r], saved[r]) << c.title();
+    const auto thirds = [](const StateRow& row) { return row.divisor * 3; };
+    EXPECT_NE(loaded_on(c, told(saved, thirds))[0], saved[0]) << "control";
+  }
+}
+
+// Checkpoints of before the divisor was told: the same wherever groups are of one kind, and where the data-parallel
+// ranks are as many as they were.
+TEST(MeshResiduals, WithoutADivisorPeersStandForIt) {
+  const auto unknown = [](const StateRow&) { return 0; };
+  for (const auto& [from, to] :
+       {std::pair{Case{.dp = 2}, Case{.dp = 4}}, std::pair{Case{.dp = 4}, Case{.dp = 2}},
+        std::pair{Case{.dp = 2, .tp = 2}, Case{.dp = 4, .tp = 2}},
+        std::pair{Case{.dp = 2, .pp = 2}, Case{.dp = 2, .tp = 2}},
+        std::pair{Case{.dp = 4, .ep = 2, .model = "gpt-moe"}, Case{.dp = 2, .ep = 2, .model = "gpt-moe"}},
+        std::pair{Case{.dp = 4, .model = "gpt-moe"}, Case{.dp = 4, .ep = 2, .model = "gpt-moe"}}}) {
+    const std::vector<StateSnapshot> saved = with_residuals(from);
+    EXPECT_EQ(means_of(loaded_on(to, told(saved, unknown)), to.dp), means_of(saved, from.dp))
+        << from.title() << " to " << to.title();
+  }
+}
+
+// Controls: residuals that are dropped are seen, and sums that are taken as they were; the first would be, if
+// strategies were not kin, by a sentence.
 TEST(MeshResiduals, WhatIsLostIsSeen) {
   const Case from{.dp = 2}, to{.dp = 2, .tp = 2};
   std::vector<StateSnapshot> saved = with_residuals(from);
-  const Sums expected = sums_of(saved);
+  const Means expected = means_of(saved, from.dp);
   const auto refused = [&](World& world, ZeroRank& rank) {
     LoadOptions alone = rank.load_options();
     alone.kin = nullptr;
@@ -259,15 +389,16 @@ TEST(MeshResiduals, WhatIsLostIsSeen) {
               std::string::npos);
   };
   for_each_rank(to, refused);
+  const Case more{.dp = 4};
+  EXPECT_EQ(means_of(loaded_on(more, saved), more.dp), expected);
+  const auto as_there = [&](const StateRow&) { return more.dp; };
+  EXPECT_NE(means_of(loaded_on(more, told(saved, as_there)), more.dp), expected);
   for (StateSnapshot& snapshot : saved) {
     for (StateValue& value : snapshot.rows) {
       if (value.row.key.name == "layer.1.mlp.norm.weight") value.bytes.clear();
     }
   }
-  const auto load = [&](World& world, ZeroRank& rank) {
-    rank.state().load(saved, world.rank(), world.size(), rank.load_options());
-  };
-  EXPECT_NE(sums_of(saved_of(to, load)), expected);
+  EXPECT_NE(means_of(loaded_on(to, saved), to.dp), expected);
 }
 
 }  // namespace

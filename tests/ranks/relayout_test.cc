@@ -95,7 +95,9 @@ void expect_equal_to_snapshots(World& world, int from, int to) {
     const Arrived got = arrive(wanted.row, move, here.at(wanted.row.key));
     const Arrived expected = arrive(wanted.row, reference, there.at(wanted.row.key));
     EXPECT_EQ(got.bytes, expected.bytes) << describe(wanted.row.key) << ", " << from << " to " << to;
-    if (wanted.row.rule == LayoutRule::moves) EXPECT_EQ(got.bytes, wanted.bytes);
+    if (wanted.row.rule == LayoutRule::moves) {
+      EXPECT_EQ(got.bytes, wanted.bytes);
+    }
   }
   // Bytes: of what moves, the indices that were not here; of sums, summands of other ranks.
   std::int64_t indices = 0, summands = 0;

@@ -2,11 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <functional>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/statistics.h"
 #include "compressors/low_rank.h"
 #include "planner/stages.h"
+#include "weft/error.h"
 #include "workload/job_steps.h"
 
 namespace weft {
@@ -18,8 +25,9 @@ constexpr double kForward = 1e-3, kBackward = 2e-3;  // of a micro-batch and sta
 constexpr double kBytes = 4.0 * kSide * kSide;       // that two ranks send each for its sum
 constexpr double kRatio = static_cast<double>(kSide * kSide) / (kColumns * 2 * kSide);
 
-// Layers of one matrix; a last block that takes no time and has next to nothing. `layers`: of each stage.
-Outline outline_of(const std::vector<int>& layers) {
+// Layers of one matrix; a last block that takes no time and has next to nothing. `layers`: of each stage; a token has
+// `width` values between them.
+Outline outline_of(const std::vector<int>& layers, std::int64_t width = 1, std::int64_t tokens = 1) {
   std::vector<ChainBlock> blocks;
   int all = 0;
   for (const int count : layers) all += count;
@@ -28,8 +36,8 @@ Outline outline_of(const std::vector<int>& layers) {
                       .parameters = {{.name = "layer." + std::to_string(i) + ".w", .dims = {kSide, kSide}}}});
   blocks.push_back({.name = "head", .parameters = {{.name = "head.w", .dims = {1}}}});
   ModelShape shape = chain_shape("layers", blocks);
-  shape.width = 1;
-  Outline out = weft::outline_of(shape, kMicroBatches);
+  shape.width = width;
+  Outline out = weft::outline_of(shape, tokens * kMicroBatches);
   for (OutlineBlock& block : out.blocks) {
     if (block.name == "head") continue;
     block.forward_seconds = kForward * kMicroBatches;
@@ -122,6 +130,66 @@ TEST(CompressedStages, AreNoneWhereFactorsAreNoShorter) {
   EXPECT_EQ(choose_compressed_stages(outline_of(even), options, over(1e6)).compressed, 0);
   options.parallel.scheme.columns = kColumns;  // control
   EXPECT_EQ(choose_compressed_stages(outline_of(even), options, over(1e6)).compressed, kStages);
+}
+
+// By the rule, walked rank by rank: the most columns from which no fewer save a twentieth of a step for each halving. It
+// is not the fastest (control), and where nothing is exposed nothing is compressed.
+TEST(CompressedStages, ColumnsAreTheMostOfWhichHalvesDoNotPay) {
+  // (34 columns would be as long as 48 x 128 values.)
+  const Outline outline = outline_of({1, 2, 1, 1}, 128, 48);
+  constexpr std::array kRanks{32, 16, 8, 4, 2, 1};
+  std::vector<int> of_rate;
+  for (const double rate : {4e8, 2.5e7, 2e6}) {
+    std::vector<double> seconds;
+    for (const int rank : kRanks) {
+      EmulationOptions options = options_of({1, 2, 1, 1}, "");
+      options.parallel.scheme.columns = options.backward.columns = rank;
+      const StagesChoice choice = choose_compressed_stages(outline, options, over(rate));
+      EXPECT_EQ(choice.columns, 0);  // nobody has asked
+      seconds.push_back(choice.candidates[static_cast<std::size_t>(choice.compressed)].step_seconds);
+    }
+    std::size_t expected = 0;
+    for (std::size_t fewer = 1; fewer < seconds.size(); ++fewer) {
+      const auto halvings = static_cast<double>(fewer - expected);
+      if (seconds[fewer] < seconds[expected] * (1 - 0.05 * halvings)) {
+        ++expected;
+        fewer = expected;  // from the next one on
+      }
+    }
+    EmulationOptions options = options_of({1, 2, 1, 1}, "");
+    options.backward.columns = 3;  // not used, but that there are some
+    const StagesChoice chosen = choose_compressed_stages(outline, options, over(rate), true);
+    EXPECT_EQ(chosen.columns, kRanks[expected]) << rate << ": " << chosen.why;
+    ASSERT_EQ(chosen.candidates.size(), kRanks.size());
+    for (std::size_t i = 0; i < kRanks.size(); ++i) {
+      EXPECT_EQ(chosen.candidates[i].columns, kRanks[i]);
+      EXPECT_EQ(chosen.candidates[i].step_seconds, seconds[i]);
+    }
+    SchemeOptions scheme;
+    StageOptions stage;
+    BackwardOptions factors{.columns = 3}, none;
+    chosen.apply(scheme, stage, factors);
+    chosen.apply(scheme, stage, none);
+    EXPECT_EQ(std::tie(scheme.columns, factors.columns, none.columns, stage.compressed),
+              std::make_tuple(chosen.columns, chosen.columns, 0, chosen.compressed));
+    of_rate.push_back(chosen.columns);
+    const std::size_t fastest = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
+    if (chosen.columns > 1 && rate < 1e8) {
+      EXPECT_LT(kRanks[fastest], chosen.columns) << rate;  // control
+    }
+  }
+  // Of what would be no shorter nothing is chosen: 32 columns of 40 tokens are not, of 2 by 2 values no number is.
+  EmulationOptions options = options_of({1, 2, 1, 1}, "");
+  options.backward.columns = 3;
+  const StagesChoice short_ones =
+      choose_compressed_stages(outline_of({1, 2, 1, 1}, 128, 40), options, over(4e8), true);
+  EXPECT_EQ(std::make_pair(short_ones.candidates.front().columns, short_ones.columns),
+            std::make_pair(16, 16));
+  EXPECT_THROW(choose_compressed_stages(outline_of({1, 2, 1, 1}, 2, 2), options, over(4e8), true),
+               UsageError);
+  EXPECT_EQ(of_rate.front(), 32);
+  EXPECT_TRUE(std::ranges::is_sorted(of_rate, std::greater<>())) << ::testing::PrintToString(of_rate);
+  EXPECT_LT(of_rate.back(), of_rate.front());
 }
 
 TEST(CompressedStages, AreTheFirst) {

@@ -96,17 +96,23 @@ struct Worker {
   }
 };
 
+// The ranks that a rank sums with, of the world's; it may have other parameters than was said.
+using Place = std::function<Comm(const Comm& world, std::vector<ParameterInfo>& parameters)>;
+
 class Job {
  public:
   Job(int ranks, const std::vector<ParameterInfo>& parameters, const DataParallelOptions& options,
-      std::uint64_t seed = 0, const EngineOptions& engine = {.operation_timeout = 10s})
+      std::uint64_t seed = 0, const EngineOptions& engine = {.operation_timeout = 10s},
+      const Place& place = {})
       : world_(sim_options(ranks, seed)), seed_(seed), workers_(static_cast<std::size_t>(ranks)) {
     for (int r = 0; r < ranks; ++r) {
       Worker& w = (*this)[r];
       w.engine = std::make_unique<Engine>(world_.transport(r), engine, nullptr);
       world_.attach(r, *w.engine);
-      w.dp = std::make_unique<DataParallel>(*w.engine, w.engine->world(), parameters, options);
-      for (const ParameterInfo& p : parameters) w.gradients.emplace_back(static_cast<std::size_t>(p.count));
+      std::vector<ParameterInfo> mine = parameters;
+      const Comm group = place ? place(w.engine->world(), mine) : w.engine->world();
+      w.dp = std::make_unique<DataParallel>(*w.engine, group, mine, options);
+      for (const ParameterInfo& p : mine) w.gradients.emplace_back(static_cast<std::size_t>(p.count));
       w.order.resize(parameters.size());
       std::iota(w.order.begin(), w.order.end(), 0);
     }

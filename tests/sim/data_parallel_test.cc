@@ -296,6 +296,53 @@ TEST(DataParallel, SnapshotsLoadOnAnyNumberOfRanks) {
   }
 }
 
+// What a job owes, as so many ranks put it out in one step that sends everything and has no gradient. Their average.
+Vectors owed(const std::vector<StateSnapshot>& saved, int ranks, double momentum) {
+  DataParallelOptions options = options_of(1, ResidualRule::gres, ranks);
+  options.scheme.momentum_correction = momentum;
+  Job job(ranks, model(), options, 5);
+  for (int r = 0; r < ranks; ++r) job[r].dp->load(saved);
+  job.fill([](int, int, std::int64_t) { return 0.0F; });
+  EXPECT_EQ(job.step(), "");
+  EXPECT_TRUE(job[0].result.committed) << job[0].result.text;
+  for (const double v : job.mass(false)) EXPECT_EQ(v, 0.0) << "it owes nothing any more";
+  return job[0].outputs;
+}
+
+// What two ranks had left behind, and the momentum of their gradients, move the weights as far as on two ranks.
+TEST(DataParallel, WhatWasLeftBehindWeighsTheSameOnAnyNumberOfRanks) {
+  for (const double momentum : {0.0, 0.5}) {
+    DataParallelOptions options = options_of(0.02, ResidualRule::gres, 2);
+    options.scheme.momentum_correction = momentum;
+    Job old(2, model(), options);
+    for (std::uint32_t t = 0; t < 3; ++t) {
+      old.fill_whole(t);
+      ASSERT_EQ(old.step(), "");
+    }
+    const std::vector<StateSnapshot> saved = old.save();
+    const Vectors expected = owed(saved, 2, momentum);
+    double largest = 0;
+    for (const std::vector<float>& each : expected) {
+      for (const float v : each) largest = std::max(largest, std::abs(static_cast<double>(v)));
+    }
+    ASSERT_GT(largest, 10) << "or there is nothing to weigh";
+    for (const int ranks : {1, 4, 8}) EXPECT_EQ(owed(saved, ranks, momentum), expected) << ranks;
+    // A rank has at most 1000 (1 + 1.5 + 1.75) left behind and half of 1750 to add, together 5125. Of two ranks both
+    // are multiplied by 3/2 and added, 6 roundings of 1.5 x 5125; their sum is added up twice, over 3; then the mean.
+    const Vectors of_three = owed(saved, 3, momentum);
+    for (std::size_t p = 0; p < expected.size(); ++p) {
+      for (std::size_t i = 0; i < expected[p].size(); ++i)
+        EXPECT_NEAR(of_three[p][i], expected[p][i], ((6 * 1.5 + 2 * 3) / 3 + 1) * 5125 * 0x1p-24);
+    }
+    // Control: sums that are taken as they were.
+    std::vector<StateSnapshot> as_of_four = saved;
+    for (StateSnapshot& s : as_of_four) {
+      for (StateValue& v : s.rows) v.row.divisor = v.row.rule == LayoutRule::sum ? 4 : v.row.divisor;
+    }
+    EXPECT_NE(owed(as_of_four, 4, momentum), expected);
+  }
+}
+
 TEST(DataParallel, MergedFloatsAreConservedUpToOneRoundingEach) {
   Job old(6, model(), options_of(0.02));
   old.fill([](int r, int p, std::int64_t i) {

@@ -108,9 +108,9 @@ struct Steps {
       const auto number =
           static_cast<std::uint32_t>(((piece.block * 32 + piece.part) * 4 + piece.micro_batch) * 4) +
           static_cast<std::uint32_t>(piece.work);
-      Random drawn(seed ^ (static_cast<std::uint64_t>(rank) << 40), kLate, static_cast<std::uint32_t>(step),
-                   number);
-      return pause(drawn, late);
+      Random of_piece(seed ^ (static_cast<std::uint64_t>(rank) << 40), kLate,
+                      static_cast<std::uint32_t>(step), number);
+      return pause(of_piece, late);
     };
   }
 

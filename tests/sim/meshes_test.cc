@@ -56,6 +56,39 @@ std::vector<MeshCase> cases_of(double flops_per_second, const Network& network) 
   return out;
 }
 
+// Of a tied table two stages have a copy; of what is not cut, every tensor-parallel rank. By the whole model's parameters
+// alone: of a real model and of its outline the same.
+TEST(Meshes, RanksHaveTheirShareOfTheElements) {
+  ModelOptions sizes = model_options("gpt", "tiny");
+  sizes.layers = 4;
+  sizes.heads = 4;
+  const ModelShape whole = model_shape("gpt", sizes);
+  const std::int64_t all = whole.num_elements(), table = whole.parameters.front().count();
+  std::int64_t cut = 0;  // that tensor-parallel ranks share
+  for (const ParameterShape& p : whole.parameters) {
+    const bool matrix = p.dims.size() == 2 && !p.name.ends_with("position.weight");
+    const bool inside = p.name.ends_with("heads.bias") || p.name.ends_with("up.bias");
+    cut += matrix || inside ? p.count() : 0;
+  }
+  struct Case {
+    Mesh mesh;
+    std::int64_t elements;
+  };
+  for (const Case& c : {Case{{.dp = 8}, 8 * all}, Case{{.dp = 2, .pp = 4}, 2 * (all + table)},
+                        Case{{.pp = 2}, all + table}, Case{{.dp = 3, .tp = 2}, 3 * (cut + 2 * (all - cut))},
+                        Case{{.dp = 2, .pp = 2, .tp = 4}, 2 * (cut + table + 4 * (all - cut))}}) {
+    const int ranks = c.mesh.ranks();
+    EmulationOptions emulation;
+    emulation.mesh = c.mesh;
+    const Outline outline = outline_from_flops(whole, 64, 1e9);
+    EXPECT_EQ(elements_of_ranks(outline, emulation, ranks).all(), c.elements) << ranks;
+    ModelOptions on_mesh = sizes;
+    on_mesh.stage.stages = c.mesh.pp;
+    on_mesh.tensor.ranks = c.mesh.tp;
+    EXPECT_EQ(elements_of_ranks("gpt", on_mesh, {}, ranks).all(), c.elements) << ranks;
+  }
+}
+
 TEST(Meshes, TheBestAreThoseOfWhichEachAloneIsFastest) {
   for (const Network& network : {Network{1e9}, Network{2e7, 2}}) {
     const std::vector<MeshCase> cases = cases_of(20e9, network);

@@ -22,8 +22,9 @@
 namespace weft {
 namespace {
 
-Outline outline_of(double flops_per_second = 20e9) {
+Outline outline_of(double flops_per_second = 20e9, int layers = 2) {
   ModelOptions sizes = model_options("gpt", "tiny");
+  sizes.layers = layers;
   sizes.width = 128;
   sizes.heads = 4;
   sizes.vocabulary = 2000;
@@ -390,6 +391,36 @@ TEST(SimulatedTraining, AByteScaleKeepsBytesAndTime) {
   EXPECT_THROW(simulate_ranks(outline, options, simulation), UsageError);
   simulation.byte_scale = 8;
   EXPECT_THROW(simulate_ranks(outline, options_of("powersgd"), simulation), UsageError);
+}
+
+// What passes between stages, and between parts of tensor-parallel ranks, is of tokens: none of its bytes stands for
+// others.
+TEST(SimulatedTraining, AByteScaleLeavesWhatPassesAlone) {
+  struct Case {
+    Mesh mesh;
+    int columns;
+  };
+  for (const Case& c :
+       {Case{{.dp = 2, .pp = 4}, 0}, Case{{.dp = 2, .pp = 4}, 2}, Case{{.dp = 2, .pp = 2, .tp = 2}, 0},
+        Case{{.dp = 2, .pp = 2, .tp = 2}, 2}, Case{{.dp = 4, .tp = 2}, 0}}) {
+    const Outline outline = outline_of(20e9, 8);
+    EmulationOptions options = options_of("dense");
+    options.mesh = c.mesh;
+    options.micro_batches = 4;
+    options.backward.columns = c.columns;
+    SimulationOptions simulation = over(12.5e6, 8);
+    const std::vector<EmulatedSteps> whole = simulate_ranks(outline, options, simulation);
+    simulation.byte_scale = 8;
+    const std::vector<EmulatedSteps> small = simulate_ranks(outline, options, simulation);
+    for (std::size_t r = 0; r < whole.size(); ++r) {
+      EXPECT_NEAR(small[r].payload_bytes[5], whole[r].payload_bytes[5], 0.03 * whole[r].payload_bytes[5])
+          << r;
+      EXPECT_NEAR(static_cast<double>(small[r].formula_bytes), static_cast<double>(whole[r].formula_bytes),
+                  0.03 * static_cast<double>(whole[r].formula_bytes))
+          << r;
+      EXPECT_NEAR(small[r].step_seconds[5], whole[r].step_seconds[5], 0.05 * whole[r].step_seconds[5]) << r;
+    }
+  }
 }
 
 }  // namespace

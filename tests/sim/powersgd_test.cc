@@ -24,8 +24,9 @@ using namespace data_parallel_test;
 
 constexpr double kUnit = 0x1p-24;  // one rounding of float32, relative
 
-DataParallelOptions power(int rank, double divisor = 0) {
+DataParallelOptions power(int rank, double divisor = 0, const char* wire = "float32") {
   DataParallelOptions options;
+  options.scheme.wire = wire;
   options.scheme.name = "powersgd";
   options.scheme.columns = rank;
   options.divisor = divisor;
@@ -76,8 +77,8 @@ void expect_same_state(const std::vector<StateSnapshot>& a, const std::vector<St
 
 // The largest excess of |sum of mean gradients - sum of outputs - mean residual| over what rounding explains,
 // as a part of the latter: at most 1.
-double imbalance(int ranks, int rank, bool feeds_back) {
-  Job job(ranks, model(), power(rank));
+double imbalance(int ranks, int rank, bool feeds_back, const char* wire = "float32") {
+  Job job(ranks, model(), power(rank, 0, wire));
   std::vector<double> balance, bound;
   for (int t = 0; t < 6; ++t) {
     fill(job, t);
@@ -135,6 +136,13 @@ TEST(PowerSgd, GradientsAreOutputsAndResiduals) {
     }
   }
   EXPECT_GT(imbalance(4, 2, false), 100);  // control: residuals that are not fed back
+}
+
+// The same bound where its sums are of bfloat16 and nothing is added to them: what additions round away is lost, and how
+// much that is low_rank_test says.
+TEST(PowerSgd, GradientsAreOutputsAndResidualsInBfloat16) {
+  for (const int rank : {1, 2, 5}) EXPECT_LE(imbalance(1, rank, true, "bf16"), 1) << "rank " << rank;
+  EXPECT_GT(imbalance(1, 2, false, "bf16"), 100);  // control
 }
 
 // The largest difference from the mean over what rounding explains.
@@ -205,6 +213,28 @@ float directions(int terms, std::int64_t i) {
   return static_cast<float>(sum);
 }
 
+// Near those of float32: a matrix of that rank is its factors, and what they are rounded by is a part of it.
+TEST(PowerSgd, RoundedFactorsAreNear) {
+  constexpr int kRanks = 4;
+  const std::vector<ParameterInfo> parameters{{"w", 60 * 50, 0, 60}};
+  Job exact(kRanks, parameters, power(4)), rounded(kRanks, parameters, power(4, 0, "bf16"));
+  double away = 0, size = 0;
+  for (Job* job : {&exact, &rounded}) {
+    job->fill([](int r, int, std::int64_t i) { return static_cast<float>(1 + r) * directions(1, i); });
+    ASSERT_EQ(job->step(), "");
+    expect_equal_ranks(*job);
+  }
+  for (std::size_t i = 0; i < exact[0].outputs[0].size(); ++i) {
+    const double of = exact[0].outputs[0][i], difference = of - rounded[0].outputs[0][i];
+    away += difference * difference;
+    size += of * of;
+  }
+  // Elements of P and of Q round on each rank and in each addition, each time by 2^-8 of themselves at most; all ranks'
+  // have one sign, so that together it is kRanks times of the sum.
+  EXPECT_LE(std::sqrt(away / size), 2 * kRanks * 0x1p-8);
+  EXPECT_GT(std::sqrt(away / size), 0x1p-14);  // control: something was rounded
+}
+
 // Gradients of `terms` directions, each rank with a share of its own; distance of the output from the mean
 // after `steps` steps, relative to it.
 double after(int steps, int rank, int terms, int zero_steps = 0) {
@@ -268,9 +298,9 @@ TEST(PowerSgd, TheSumIsDividedOnce) {
   }
 }
 
-TEST(PowerSgd, WhatIsNotFiniteIsNamedAndChangesNothing) {
-  Job job(4, model(), power(2));
-  Job clean(4, model(), power(2), 5);
+void what_is_not_finite_is_named(const char* wire) {
+  Job job(4, model(), power(2, 0, wire));
+  Job clean(4, model(), power(2, 0, wire), 5);
   for (int t = 0; t < 2; ++t) {
     fill(job, t);
     fill(clean, t);
@@ -315,9 +345,14 @@ TEST(PowerSgd, WhatIsNotFiniteIsNamedAndChangesNothing) {
   expect_same_state(job.save(), clean.save());
 }
 
+TEST(PowerSgd, WhatIsNotFiniteIsNamedAndChangesNothing) {
+  for (const char* wire : {"float32", "bf16"}) what_is_not_finite_is_named(wire);
+}
+
 TEST(PowerSgd, LargeFiniteValuesGiveFiniteStateOrNoStep) {
-  for (const float size : {1e18F, 1e30F, 5e36F, 5e37F, 8e37F, 1.5e38F}) {
-    Job job(2, model(), power(2));
+  for (const float large : {1e18F, 1e30F, 5e36F, 5e37F, 8e37F, 1.5e38F, -1e30F, -5e37F, -8e37F, -1.5e38F}) {
+    const float size = std::abs(large);
+    Job job(2, model(), power(2, 0, large < 0 ? "bf16" : "float32"));
     for (int t = 0; t < 3; ++t) {
       job.fill([&](int r, int p, std::int64_t i) { return size * value(r, p, i, t); });
       ASSERT_EQ(job.step(), "") << size;
@@ -330,15 +365,16 @@ TEST(PowerSgd, LargeFiniteValuesGiveFiniteStateOrNoStep) {
   }
 }
 
-TEST(PowerSgd, ARestoredJobGoesOnAsIfNothingHadHappened) {
-  Job job(4, model(), power(2));
+void a_restored_job_goes_on(const char* wire) {
+  const DataParallelOptions options = power(2, 0, wire);
+  Job job(4, model(), options);
   for (int t = 0; t < 3; ++t) {
     fill(job, t);
     ASSERT_EQ(job.step(), "");
   }
   const std::vector<StateSnapshot> saved = job.save();
-  Job other(4, model(), power(2), 3);
-  Job forgetful(4, model(), power(2), 3);  // control: without the factors
+  Job other(4, model(), options, 3);
+  Job forgetful(4, model(), options, 3);  // control: without the factors
   for (int r = 0; r < 4; ++r) {
     StateSnapshot mine = saved[static_cast<std::size_t>(r)];
     other[r].dp->load({&mine, 1});
@@ -356,6 +392,10 @@ TEST(PowerSgd, ARestoredJobGoesOnAsIfNothingHadHappened) {
   expect_same_state(other.save(), job.save());
 }
 
+TEST(PowerSgd, ARestoredJobGoesOnAsIfNothingHadHappened) {
+  for (const char* wire : {"float32", "bf16"}) a_restored_job_goes_on(wire);
+}
+
 TEST(PowerSgd, OtherRanksAndPlansKeepResidualsAndFactors) {
   Job old(4, model(), power(2));
   for (int t = 0; t < 3; ++t) {
@@ -363,9 +403,11 @@ TEST(PowerSgd, OtherRanksAndPlansKeepResidualsAndFactors) {
     ASSERT_EQ(old.step(), "");
   }
   const std::vector<StateSnapshot> saved = old.save();
-  Job next(6, model(), power(2), 5);
-  for (int r = 0; r < 6; ++r) next[r].dp->load(saved);
-  EXPECT_EQ(next.mass(false), old.mass(false));
+  Job next(8, model(), power(2), 5);
+  for (int r = 0; r < 8; ++r) next[r].dp->load(saved);
+  std::vector<double> twice = old.mass(false);  // as much of an average over twice as many
+  for (double& v : twice) v *= 2;
+  EXPECT_EQ(next.mass(false), twice);
   EXPECT_EQ(row_of(next[5].dp->save(), "factor", "embed").bytes, row_of(saved[0], "factor", "embed").bytes);
   fill(next, 3);
   ASSERT_EQ(next.step(), "");
@@ -423,6 +465,23 @@ TEST(PowerSgd, BytesAreTheFormula) {
       EXPECT_EQ(sent, static_cast<double>(formula));
       EXPECT_EQ(job[r].dp->call(0).algorithm, "powersgd");
     }
+  }
+  // In bfloat16 half of them, of every rank and bucket, as integers; and the rows say so.
+  Job whole_sums(4, parameters, power(kRank)), half_sums(4, parameters, power(kRank, 0, "bf16"));
+  for (Job* each : {&whole_sums, &half_sums}) {
+    fill(*each, 0);
+    ASSERT_EQ(each->step(), "");
+  }
+  for (int r = 0; r < 4; ++r) {
+    DataParallel &half = *half_sums[r].dp, &whole_one = *whole_sums[r].dp;
+    EXPECT_EQ(2 * half.low_rank_bytes(), whole_one.low_rank_bytes());
+    EXPECT_EQ(2 * formula_bytes(half, 4, {}, std::size_t{1} << 20),
+              formula_bytes(whole_one, 4, {}, std::size_t{1} << 20));
+    for (int b = 0; b < half.plan().num_buckets(); ++b)
+      EXPECT_EQ(2 * half.result(b).entry_bytes_sent(), whole_one.result(b).entry_bytes_sent());
+    EXPECT_EQ(half.rows()[0].codec, "bf16");
+    EXPECT_EQ(half.exchanges()[1].codec, "bf16");
+    EXPECT_EQ(whole_one.rows()[0].codec, "");
   }
   // Control: sent as they are, they take more.
   DataParallelOptions whole = power(kRank);
@@ -499,6 +558,8 @@ TEST(PowerSgd, BadCallsAreRefused) {
   bad = power(2);
   bad.dtype = DType::float64;
   EXPECT_THROW(make(bad), UsageError);
+  bad = power(2, 0, "float23");
+  EXPECT_THROW(make(bad), UsageError);
   bad = power(2);
   bad.scheme.all_reduce = "rink";
   EXPECT_THROW(make(bad), UsageError);
@@ -530,6 +591,8 @@ TEST(PowerSgd, RanksWithOtherOptionsAreToldSo) {
   other.scheme.seed = 9;  // the lengths agree: without the comparison they would be summed without a word
   EXPECT_NE(with(other).find("another plan of buckets"), std::string::npos);
   EXPECT_NE(with(power(3)), "");
+  EXPECT_NE(with(power(2, 0, "bf16")).find("another plan of buckets"), std::string::npos);
+  EXPECT_EQ(with(power(2, 0, "auto")), "") << "that is float32";
 }
 
 }  // namespace

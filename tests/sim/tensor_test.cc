@@ -33,7 +33,8 @@ struct Job {
   double flops = 1e9;
   double rate = 0;  // bytes a second; 0: sending is free
   int columns = 0;
-  bool bf16 = false;
+  bool bf16 = false, tensor_bf16 = false;
+  KernelCosts kernels = {};
 };
 
 std::vector<EmulatedSteps> simulated(const Job& job) {
@@ -42,11 +43,13 @@ std::vector<EmulatedSteps> simulated(const Job& job) {
   options.micro_batches = job.micro_batches;
   options.backward.columns = job.columns;
   options.stage.bf16 = job.bf16;
+  options.tensor_bf16 = job.tensor_bf16;
   options.steps = 3;
   options.warmup = 2;
   SimulationOptions simulation;
   simulation.ranks = job.mesh.ranks();
   simulation.link.bytes_per_second = job.rate;
+  simulation.costs.kernels = job.kernels;
   const Outline outline =
       outline_from_flops(model_shape("gpt", sizes()), kTokens * job.micro_batches, job.flops);
   return simulate_ranks(outline, options, simulation);
@@ -124,6 +127,36 @@ TEST(TensorRanks, SendWhatTheFormulasSay) {
   const std::vector<EmulatedSteps> two = simulated({.mesh = {.dp = 1, .tp = 2}});
   const std::int64_t tokens = 4 * kTokens;
   EXPECT_EQ(two.front().formula_bytes, 4 * tokens * (kWidth * (4 * kLayers + 2) + 2 * 2));
+  // In bfloat16 half of it, but for the scores; of what else is sent nothing.
+  for (const Mesh& each : {Mesh{.dp = 1, .tp = 2}, Mesh{.dp = 2, .pp = 2, .tp = 2}}) {
+    const std::vector<EmulatedSteps> whole = simulated({.mesh = each}),
+                                     half = simulated({.mesh = each, .tensor_bf16 = true});
+    std::int64_t saved = 0;
+    for (std::size_t r = 0; r < half.size(); ++r) {
+      EXPECT_EQ(static_cast<std::int64_t>(half[r].payload_bytes.back()), half[r].formula_bytes) << r;
+      saved += whole[r].formula_bytes - half[r].formula_bytes;
+    }
+    // Both ranks send a sum's values once, 2 bytes less of each. (With dp=2 the outline's tokens are each rank's.)
+    EXPECT_EQ(saved, 2 * 2 * tokens * kWidth * (4 * kLayers + 2) * each.dp) << each.text();
+  }
+}
+
+ModelShape rounded_shape() {
+  ModelOptions o = sizes();
+  o.tensor = {.ranks = 2, .bf16 = true};
+  return rank_shape("gpt", o);
+}
+
+// Scores are not rounded: the loss is made of them.
+TEST(TensorShape, SumsAreRoundedButForScores) {
+  int rounded = 0;
+  for (const SumShape& sum : rounded_shape().sums) {
+    EXPECT_EQ(sum.bf16, sum.values == kWidth) << sum.activation;
+    rounded += sum.bf16 ? 1 : 0;
+  }
+  EXPECT_EQ(rounded, 4 * kLayers + 2);
+  for (const SumShape& sum : tensor_shape(model_shape("gpt", sizes()), {.ranks = 2}).sums)
+    EXPECT_FALSE(sum.bf16) << sum.activation;
 }
 
 // Where sending is free T ranks take a T-th of the time; where it is not, the sums are waited for.
@@ -136,6 +169,15 @@ TEST(TensorRanks, TakeAShareOfTheTimeAndWaitForSums) {
   const double slow = step({.mesh = {.dp = 1, .tp = 2}, .rate = rate});
   const double sums = 4.0 * 4 * kTokens * (kWidth * (4 * kLayers + 2) + 2 * 2) / rate;
   EXPECT_GT(slow, two + 0.95 * sums);
+  // Half of it in bfloat16, where sending is all that they take; and rounding is waited for, too.
+  const double half = 2.0 * 4 * kTokens * (kWidth * (4 * kLayers + 2) + 2 * 2 * 2) / rate;
+  EXPECT_NEAR(step({.mesh = {.dp = 1, .tp = 2}, .rate = rate, .tensor_bf16 = true}) - two,
+              (slow - two) * half / sums, 0.01 * half);
+  const KernelCosts kernels{.round_element = 3e-9, .widen_element = 2e-9};
+  const double exact = step({.mesh = {.dp = 1, .tp = 2}, .kernels = kernels});
+  EXPECT_NEAR(exact, two, 1e-6);
+  EXPECT_NEAR(step({.mesh = {.dp = 1, .tp = 2}, .tensor_bf16 = true, .kernels = kernels}) - exact,
+              5e-9 * 4 * kTokens * kWidth * (4 * kLayers + 2), 1e-6);
 }
 
 }  // namespace

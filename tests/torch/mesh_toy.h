@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -47,8 +48,12 @@ struct Staged {
   bool recompute = false;
   int ep = 1;  // gpt-moe: ranks that share the experts
   int tp = 1;  // ranks that cut matrices
+  bool tensor_bf16 = false;
   int heads = 2;
-  std::string tables;  // a head of its own, and this way for the embedding
+  std::string tables;       // a head of its own, and this way for the embedding
+  int node_ranks = 1;       // by which sums are planned
+  std::int64_t tokens = 0;  // ReplicaOptions::tokens
+  std::string frozen;       // parameters whose names have that are not trained
   int ranks() const { return dp * stage.stages * tp; }
 };
 
@@ -65,12 +70,17 @@ inline std::unique_ptr<Model> model_of(const Staged& t, int rank, int ranks) {
   o.untied = !t.tables.empty();
   o.tables_elsewhere = !t.tables.empty();
   o.tensor.ranks = t.tp;
+  o.tensor.bf16 = t.tensor_bf16;
   if (ranks == 1) {
     o.stage = {};
     o.tensor = {};
   }
   std::unique_ptr<Model> model = make_model(t.model, with_rank(o, rank, ranks));
   model->to(t.type);
+  for (const Parameter& p : model->parameters()) {
+    if (!t.frozen.empty() && p.name.find(t.frozen) != std::string::npos)
+      torch::Tensor(p.tensor).requires_grad_(false);
+  }
   return model;
 }
 
@@ -98,7 +108,14 @@ struct Result {
 };
 
 // What makes a control.
-enum class Wrong : std::uint8_t { nothing, loss_of_each, twice_tied, no_tied, half_a_norm };
+enum class Wrong : std::uint8_t { nothing, loss_of_each, twice_tied, no_tied, mixed_tied, half_a_norm };
+
+// The first parameter's gradient, as it would be if each tensor-parallel rank's rows of it were added to the others'.
+inline void mix_rows(const Model& model, int tp) {
+  const torch::Tensor gradient = model.parameters().front().tensor.grad();
+  const torch::Tensor parts = gradient.view({tp, -1, gradient.size(1)});
+  gradient.copy_(parts.sum(0, true).expand_as(parts).reshape_as(gradient));
+}
 
 inline Result alone(const Staged& t, Wrong wrong = Wrong::nothing) {
   at::set_num_threads(1);
@@ -116,6 +133,7 @@ inline Result alone(const Staged& t, Wrong wrong = Wrong::nothing) {
       torch::Tensor(model->parameters().front().tensor)
           .mutable_grad()
           .mul_(wrong == Wrong::no_tied ? 0 : 0.5);
+    if (wrong == Wrong::mixed_tied) mix_rows(*model, t.tp);
     for (const Parameter& p : model->parameters()) {
       if (wrong == Wrong::half_a_norm && p.name == "layer.1.mlp.norm.weight")
         torch::Tensor(p.tensor).mutable_grad().mul_(0.5);
@@ -148,8 +166,35 @@ inline ReplicaOptions options_of(const Staged& t) {
   out.lookahead = t.lookahead;
   if (!t.tables.empty()) out.tables.way = t.tables;
   out.recompute = t.recompute;
+  out.tokens = t.tokens;
   return out;
 }
+
+// A grid of cases, each of a kind: all of them with WEFT_TEST_GRID; else one of every kind and one in `of` of the others,
+// drawn by WEFT_SOAK_ROUND.
+class Grid {
+ public:
+  void add(const std::string& kind, const Staged& t) { kinds_[kind].push_back(t); }
+  std::vector<Staged> taken(std::uint32_t of) const {
+    Random random(seed());
+    std::vector<Staged> out;
+    for (const auto& [kind, all] : kinds_) {
+      const std::size_t one = random.below(static_cast<std::uint32_t>(all.size()));
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const bool drawn = random.below(of) == 0;
+        if (i == one || drawn || std::getenv("WEFT_TEST_GRID") != nullptr) out.push_back(all[i]);
+      }
+    }
+    return out;
+  }
+  static std::uint64_t seed() {
+    const char* given = std::getenv("WEFT_SOAK_ROUND");
+    return given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
+  }
+
+ private:
+  std::map<std::string, std::vector<Staged>> kinds_;
+};
 
 // A data-parallel rank's micro-batches of a step.
 inline std::vector<Batch> share_of(const Staged& t, std::int64_t step, int data_rank) {
@@ -208,7 +253,7 @@ struct RankResult {
 
 inline RankResult train_on(World& world, const Staged& t) {
   at::set_num_threads(1);
-  world.plan_by({});
+  world.plan_by({.node_ranks = t.node_ranks});
   const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
   Replica replica(world.engine(), world.comm(), *model, options_of(t));
   const int data_rank = replica.job().mesh().coordinates(world.rank()).dp;
@@ -294,7 +339,7 @@ inline void train_and_save(const Staged& t, int steps, Saved& saved) {
   saved.snapshots.resize(static_cast<std::size_t>(t.ranks()));
   run_ranks(t.ranks(), [&](World& world) {
     at::set_num_threads(1);
-    world.plan_by({});
+    world.plan_by({.node_ranks = t.node_ranks});
     const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
     Replica replica(world.engine(), world.comm(), *model, options_of(t));
     walk(t, replica, replica.job().mesh().coordinates(world.rank()).dp, 0, steps);
@@ -309,7 +354,7 @@ inline Named load_and_train(const Staged& t, const Saved& saved, int from, int t
   std::mutex mutex;
   run_ranks(t.ranks(), [&](World& world) {
     at::set_num_threads(1);
-    world.plan_by({});
+    world.plan_by({.node_ranks = t.node_ranks});
     const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
     Replica replica(world.engine(), world.comm(), *model, options_of(t));
     LoadOptions load;

@@ -16,30 +16,28 @@ namespace {
 using namespace mesh_test;
 
 TEST(Stages, EveryMeshEqualsOneProcess) {
-  const bool full = std::getenv("WEFT_TEST_GRID") != nullptr;
-  int at = 0;
-  for (const int stages : {2, 3, 4, 5, 6, 7, 8}) {
-    for (const int dp : {1, 2, 3, 4}) {
-      if (stages * dp > 8) continue;
-      for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
+  Grid grid;
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int dp = 1; dp * stages <= 8; ++dp) {
+      for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
         for (const int micro_batches : {1, 2, 3, 4, 5, 8, 16}) {
-          const bool interleaved = schedule == std::string("interleaved");
+          const bool interleaved = schedule == "interleaved";
           if (interleaved && micro_batches % stages != 0) continue;
-          if (!full && at++ % 11 != 0) continue;
-          const Staged t =
-              with({.stage = {.stages = stages,
-                              .schedule = schedule,
-                              .chunks = interleaved ? 2 : 1,
-                              .double_warmup = !interleaved && micro_batches == 5 && schedule[0] == '1'},
-                    .dp = dp,
-                    .micro_batches = micro_batches,
-                    .layers = interleaved ? std::max(9, 2 * stages) : 9,
-                    .steps = 3});
-          EXPECT_LT(distance(together(t), alone(t)), kSame) << title(t);
+          grid.add(schedule + std::to_string(stages),
+                   with({.stage = {.stages = stages,
+                                   .schedule = schedule,
+                                   .chunks = interleaved && stages > 1 ? 2 : 1,
+                                   .double_warmup = micro_batches == 5 && schedule == "1f1b"},
+                         .dp = dp,
+                         .micro_batches = micro_batches,
+                         .layers = interleaved ? std::max(9, 2 * stages) : 9,
+                         .steps = 3}));
         }
       }
     }
   }
+  for (const Staged& t : grid.taken(25))
+    EXPECT_LT(distance(together(t), alone(t)), kSame) << title(t) << ", seed " << Grid::seed();
 }
 
 TEST(Stages, WhatCouldBeWrongIsSeen) {
@@ -64,6 +62,22 @@ TEST(Stages, ClippingLookaheadAndOtherModels) {
   for (const char* optimizer : {"sgd", "adamw", "adagrad"}) {
     Staged other = with({.optimizer = default_options(optimizer)});
     EXPECT_LT(distance(together(other), alone(other)), kSame) << optimizer;
+  }
+}
+
+// What is not trained stays what it was, whole or in halves, a weight alone or with its bias.
+TEST(Stages, FrozenParametersAreLeftAlone) {
+  for (const int stages : {1, 2}) {
+    for (const char* schedule : {"1f1b", "zb-h1"}) {
+      for (const char* frozen : {".mlp.up.weight", ".mlp.up", ".attention.projection.bias"}) {
+        Staged t = with({.stage = {.stages = stages, .schedule = schedule}, .dp = 2, .steps = 2});
+        const Result trained = alone(t);
+        t.frozen = frozen;
+        const Result expected = alone(t);
+        EXPECT_LT(distance(together(t), expected), kSame) << title(t) << ", frozen: " << frozen;
+        EXPECT_GT(distance(trained, expected), 1e-6) << "control: it is trained otherwise, " << frozen;
+      }
+    }
   }
 }
 
@@ -143,6 +157,32 @@ TEST(Stages, GradientsTravelAsFactors) {
   wide.type = torch::kFloat64;
   wide.backward.columns = 2;
   EXPECT_THROW(together(wide), UsageError);
+}
+
+// Eight bits are nearer to what they stand for than four, and those nearer than none; on tensor-parallel ranks all have the
+// same (together() compares them). Where a token's values are no longer than their scale, they travel as they are.
+TEST(Stages, GradientsTravelAsWholeNumbers) {
+  for (const int tp : {1, 2}) {
+    Staged t = with({.stage = {.stages = 3},
+                     .dp = 2 / tp,
+                     .micro_batches = 5,
+                     .steps = 6,
+                     .type = torch::kFloat32,
+                     .tp = tp});
+    const Result exact = together(t);
+    t.backward = {.bits = 8, .messages = "all"};
+    const double eight = distance(together(t), exact);
+    t.backward.bits = 4;
+    const Result some = together(t);
+    EXPECT_GT(eight, 1e-6);
+    EXPECT_GT(distance(some, exact), 2 * eight);
+    EXPECT_LT(std::abs(some.losses.back() - exact.losses.back()), 0.01 * exact.losses.back());
+    const Result again = together(t);
+    for (const auto& [name, value] : some.parameters)
+      EXPECT_TRUE(torch::equal(again.parameters.at(name), value)) << name;
+    t.backward.lazy_error = false;
+    EXPECT_GT(distance(together(t), some), 1e-6);
+  }
 }
 
 // What passes between stages as bfloat16: near what it is in float32, with factors and without, and the same bits on
@@ -243,6 +283,9 @@ TEST(Stages, AnEvaluationLeavesErrorsAlone) {
       EXPECT_EQ(behind.at(chunk).error, state.error);
       EXPECT_EQ(behind.at(chunk).factor, state.factor);
       EXPECT_EQ(behind.at(chunk).messages, state.messages);
+      const StageCodec::State& working = replica.job().pipeline()->codec(chunk)->working();
+      EXPECT_TRUE(working.error == state.error && working.factor == state.factor &&
+                  working.messages == state.messages);
     }
   });
 }
@@ -268,15 +311,20 @@ TEST(Stages, StateOfAnotherLayoutIsDroppedInOneLine) {
   const std::vector<Case> cases{
       {t, ""},
       {changed([](Staged& o) { o.micro_batches = 8, o.sequences = 32; }),
-       ""},  // half the weight, as many tokens
+       ""},                                                          // half the weight, as many tokens
+      {changed([](Staged& o) { o.stage.layers = {2, 1, 1}; }), ""},  // which is where they are anyway
+      {changed([](Staged& o) { o.stage.layers = {1, 2, 1}; }),
+       "it is of stages pp=3,tp=1 over 2 ranks each, here pp=3,tp=1,layers=1.2.1 over 2 ranks"},
       {changed([](Staged& o) { o.micro_batches = 2; }), "its messages had another number of tokens", true},
+      {changed([](Staged& o) { o.micro_batches = 8, o.tokens = kLength; }),
+       "its messages had another number of tokens", true},
       {changed([](Staged& o) { o.stage.stages = 2; }),
        "it is of stages pp=3,tp=1 over 2 ranks each, here pp=2,tp=1 over 2 ranks"},
       {changed([](Staged& o) { o.dp = 1, o.tp = 2; }),
        "it is of stages pp=3,tp=1 over 2 ranks each, here pp=3,tp=2 over 2 ranks"},
       {changed([](Staged& o) { o.dp = 1; }),
        "it is of stages pp=3,tp=1 over 2 ranks each, here pp=3,tp=1 over 1 rank"},
-      {changed([](Staged& o) { o.backward.columns = 0; }), "no gradient travels as factors here"}};
+      {changed([](Staged& o) { o.backward.columns = 0; }), "no gradient between stages is compressed here"}};
   for (const Case& c : cases) {
     const std::string begins = "what compressed gradients between stages had left behind is dropped: ";
     ::testing::internal::CaptureStderr();
@@ -315,6 +363,77 @@ TEST(Stages, StateOfAnotherLayoutIsDroppedInOneLine) {
   }
 }
 
+// Of a link whose messages leave nothing behind any more nothing is kept that a later run would send.
+TEST(Stages, WhatIsForgottenIsNotSaved) {
+  Staged t = with({.stage = {.stages = 2}, .type = torch::kFloat32});
+  t.backward = {.columns = 1, .messages = "all"};
+  Saved saved;
+  train_and_save(t, 2, saved);
+  for (const bool lazy : {true, false}) {
+    t.backward.lazy_error = lazy;
+    run_ranks(2, [&](World& world) {
+      at::set_num_threads(1);
+      world.plan_by({});
+      const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+      Replica replica(world.engine(), world.comm(), *model, options_of(t));
+      replica.registry().load(saved.snapshots, world.rank(), world.size(),
+                              {.owners = {"pipeline"}, .elsewhere = {}});
+      walk(t, replica, 0, 2, 3);
+      for (const auto& [chunk, state] : states_of(replica)) EXPECT_EQ(state.error.empty(), !lazy);
+    });
+  }
+}
+
+// What a file says of a link is looked at before anything takes it.
+TEST(Stages, StateThatCannotBeIsRefused) {
+  Staged t = with({.stage = {.stages = 2}, .type = torch::kFloat32});
+  t.backward = {.columns = 1, .messages = "all"};
+  Saved saved;
+  train_and_save(t, 2, saved);
+  const auto load = [&](const std::vector<StateSnapshot>& snapshots) {
+    std::string said;
+    run_ranks(2, [&](World& world) {
+      at::set_num_threads(1);
+      world.plan_by({});
+      const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+      Replica replica(world.engine(), world.comm(), *model, options_of(t));
+      try {
+        replica.registry().load(snapshots, world.rank(), world.size(),
+                                {.owners = {"pipeline"}, .elsewhere = {}});
+      } catch (const UsageError& error) {
+        if (world.rank() == 1) said = error.what();
+      }
+    });
+    return said;
+  };
+  EXPECT_EQ(load(saved.snapshots), "") << "control";
+  const auto with_values = [&](std::string_view kind, std::vector<std::byte> bytes, std::int64_t count) {
+    std::vector<StateSnapshot> out = saved.snapshots;
+    int changed = 0;
+    for (StateSnapshot& of_rank : out) {
+      for (auto& row : of_rank.rows) {
+        if (row.row.key.owner != "pipeline" || row.row.key.kind != kind) continue;
+        row.row.shard = Shard::whole({count});
+        row.bytes = bytes;
+        ++changed;
+      }
+    }
+    EXPECT_EQ(changed, 1);
+    return out;
+  };
+  const auto bytes_of = [](auto... values) {
+    const std::array all{values...};
+    const auto bytes = std::as_bytes(std::span(all));
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+  const char* const says = "that no link of this width leaves behind";
+  EXPECT_NE(load(with_values("scale", bytes_of(1.0, -1.0), 2)).find(says), std::string::npos);
+  EXPECT_NE(load(with_values("scale", bytes_of(1.0, 1e300), 2)).find(says), std::string::npos);
+  EXPECT_NE(load(with_values("scale", bytes_of(1.0), 1)).find(says), std::string::npos);
+  EXPECT_NE(load(with_values("error", bytes_of(1.0F, 2.0F, 3.0F), 3)).find(says), std::string::npos);
+  EXPECT_NE(load(with_values("factor", bytes_of(1.0F, 2.0F), 2)).find(says), std::string::npos);
+}
+
 TEST(Stages, BesideASparseSchemeAndLowRank) {
   for (const char* scheme : {"spardl", "powersgd"}) {
     const Staged t = with({.stage = {.stages = 2}, .dp = 2, .scheme = scheme, .type = torch::kFloat32});
@@ -328,7 +447,7 @@ TEST(Stages, BesideASparseSchemeAndLowRank) {
 // Experts that ranks of a stage share, and a table that those of the first one have cut: as without stages, which
 // other tests hold to one process.
 TEST(Stages, WithExpertsAndTables) {
-  for (const char* schedule : {"1f1b", "gpipe"}) {
+  for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
     Staged piped = with({.model = "gpt-moe",
                          .stage = {.stages = 2, .schedule = schedule},
                          .dp = 2,
@@ -375,17 +494,19 @@ TEST(Stages, StateMovesToOtherMeshes) {
 
 // What messages left behind is saved: a run that goes on has the bits of one that did not stop. Control: one that
 // forgets it has not.
-TEST(Stages, ResumeWithFactorsHasTheSameBits) {
+TEST(Stages, ResumeWithCompressionHasTheSameBits) {
   Staged t = with({.stage = {.stages = 3}, .dp = 2, .micro_batches = 4, .steps = 5, .type = torch::kFloat32});
-  t.backward = {.columns = 2};
-  const Named straight = together(t).parameters;
-  Saved saved;
-  train_and_save(t, 3, saved);
-  const Named resumed = load_and_train(t, saved, 3, 5);
-  for (const auto& [name, value] : straight) EXPECT_TRUE(torch::equal(resumed.at(name), value)) << name;
-  for (StateSnapshot& snapshot : saved.snapshots)
-    std::erase_if(snapshot.rows, [](const auto& row) { return row.row.key.owner == "pipeline"; });
-  EXPECT_GT(distance(load_and_train(t, saved, 3, 5), straight), 0);
+  for (const BackwardOptions& backward : {BackwardOptions{.columns = 2}, BackwardOptions{.bits = 4}}) {
+    t.backward = backward;
+    const Named straight = together(t).parameters;
+    Saved saved;
+    train_and_save(t, 3, saved);
+    const Named resumed = load_and_train(t, saved, 3, 5);
+    for (const auto& [name, value] : straight) EXPECT_TRUE(torch::equal(resumed.at(name), value)) << name;
+    for (StateSnapshot& snapshot : saved.snapshots)
+      std::erase_if(snapshot.rows, [](const auto& row) { return row.row.key.owner == "pipeline"; });
+    EXPECT_GT(distance(load_and_train(t, saved, 3, 5), straight), 0);
+  }
 }
 
 TEST(Stages, BadInputIsNamed) {

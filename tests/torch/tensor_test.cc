@@ -2,6 +2,8 @@
 // data-parallel ranks, stages and tensor-parallel ranks; bytes; state that moves to other meshes.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "pipeline/tensor_sums.h"
 #include "torch/mesh_toy.h"
 #include "weft/error.h"
@@ -21,8 +23,7 @@ Staged sixteen(int dp, int pp, int tp) {
 }
 
 TEST(TensorRanks, EveryMeshEqualsOneProcessOrIsRefused) {
-  const bool full = std::getenv("WEFT_TEST_GRID") != nullptr;
-  int at = 0;
+  Grid grid;
   for (const int tp : {2, 3, 4, 5, 6, 7, 8}) {
     for (int pp = 1; pp * tp <= 8; ++pp) {
       for (int dp = 1; dp * pp * tp <= 8; ++dp) {
@@ -40,21 +41,21 @@ TEST(TensorRanks, EveryMeshEqualsOneProcessOrIsRefused) {
           }
           continue;
         }
-        for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
+        for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1"}) {
           for (const int micro_batches : {1, 2, 3, 4, 5, 8, 16}) {
-            const bool interleaved = schedule == std::string("interleaved");
-            if (interleaved && (pp == 1 || micro_batches % pp != 0)) continue;
-            if (pp == 1 && schedule != std::string("1f1b")) continue;
-            if (!full && at++ % 19 != 0) continue;
+            const bool interleaved = schedule == "interleaved";
+            if (interleaved && micro_batches % pp != 0) continue;
             t.stage.schedule = schedule;
-            t.stage.chunks = interleaved ? 2 : 1;
+            t.stage.chunks = interleaved && pp > 1 ? 2 : 1;
             t.micro_batches = micro_batches;
-            EXPECT_LT(distance(together(t), alone(t)), kSame) << title(t);
+            grid.add(schedule + std::to_string(pp), t);
           }
         }
       }
     }
   }
+  for (const Staged& t : grid.taken(50))
+    EXPECT_LT(distance(together(t), alone(t)), kSame) << title(t) << ", seed " << Grid::seed();
 }
 
 TEST(TensorRanks, ClippingRecomputationUnevenWordsAndOtherModels) {
@@ -119,6 +120,50 @@ TEST(TensorRanks, ResumeHasTheSameBits) {
   for (const auto& [name, value] : straight) EXPECT_TRUE(torch::equal(resumed.at(name), value)) << name;
 }
 
+// All that travels in bfloat16, but for the loss's scores and what tensor-parallel ranks have copies of: near what it is
+// in float32, and the same bits on all ranks that have the same (together() compares them).
+TEST(TensorRanks, TrainAsWellInBfloat16) {
+  for (const auto& [pp, dp, tp] : {std::tuple{1, 1, 3}, std::tuple{2, 2, 2}}) {
+    Staged t =
+        with({.stage = {.stages = pp}, .dp = dp, .steps = 6, .type = torch::kFloat32, .tp = tp, .heads = 6});
+    const Result exact = together(t);
+    t.tensor_bf16 = true;
+    const Result rounded = together(t);
+    const double apart = distance(rounded, exact);
+    EXPECT_GT(apart, 1e-6) << title(t);
+    EXPECT_LT(apart, 0.1) << title(t);
+    EXPECT_LT(std::abs(rounded.losses.back() - exact.losses.back()), 0.01 * exact.losses.back()) << title(t);
+  }
+  Staged t = with(
+      {.stage = {.stages = 2}, .dp = 2, .steps = 6, .scheme = "powersgd", .type = torch::kFloat32, .tp = 2});
+  t.backward = {.columns = 2};
+  const Result exact = together(t);
+  t.tensor_bf16 = t.stage.bf16 = t.stage.bf16_sums = true;
+  const Result rounded = together(t);
+  EXPECT_GT(distance(rounded, exact), 1e-6);
+  EXPECT_LT(distance(rounded, exact), 0.1);
+  EXPECT_LT(std::abs(rounded.losses.back() - exact.losses.back()), 0.01 * exact.losses.back());
+  // A run that goes on has the bits of one that did not stop.
+  Saved saved;
+  train_and_save(t, 3, saved);
+  const Named resumed = load_and_train(t, saved, 3, t.steps);
+  for (const auto& [name, value] : rounded.parameters)
+    EXPECT_TRUE(torch::equal(resumed.at(name), value)) << name;
+  // Control: without the factors with which the next step begins it has not.
+  for (StateSnapshot& snapshot : saved.snapshots)
+    std::erase_if(snapshot.rows, [](const auto& row) { return row.row.key.kind == "factor"; });
+  EXPECT_GT(distance(load_and_train(t, saved, 3, t.steps), rounded.parameters), 0);
+  Staged wide = with({.tp = 2});
+  wide.tensor_bf16 = true;
+  try {
+    together(wide);
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(),
+                 "tensor parallel: what is rounded to bfloat16 between these ranks is float32, not float64");
+  }
+}
+
 // Payload of each rank: sums of [tokens, width], twice a product, once for the table, and of the logits two values of
 // each rank a token; never the logits themselves. Of two ranks an all-reduce sends as many values as it has.
 TEST(TensorRanks, BytesAreTheFormula) {
@@ -147,14 +192,18 @@ TEST(TensorRanks, WhatCouldBeWrongIsSeen) {
 
 // Of the tied table each tensor-parallel rank has other words: it is summed with those who have the same.
 TEST(TensorRanks, TiedTablesAreSummedShardByShard) {
-  for (const char* way : {"fused", "two-step"}) {
+  for (const char* way : {"fused", "two-step", "hierarchical"}) {
     for (const int tp : {1, 2}) {
       Staged t = with({.stage = {.stages = 2, .tied_sum = way}, .dp = 2, .tp = tp});
+      if (way == std::string("hierarchical")) t.node_ranks = 2 * tp;  // a node a stage
       const Result run = together(t);
       EXPECT_LT(distance(run, alone(t)), kSame) << way << ", tp " << tp;
       EXPECT_GT(distance(run, alone(t, Wrong::twice_tied)), 1e-6);  // divided by the copies
       EXPECT_GT(distance(run, alone(t, Wrong::no_tied)), 1e-6);     // lost on the way
+      if (tp == 1) continue;
+      EXPECT_GT(distance(run, alone(t, Wrong::mixed_tied)), 1e-6);  // summed with those of other words
     }
+    if (way == std::string("hierarchical")) continue;
     // Beside stages whose other gradients are factors the copies stay the same (together() compares them), and are
     // the first step's of a run without.
     Staged factors =
@@ -173,6 +222,22 @@ TEST(TensorRanks, StagesThatAreNotCompressedHaveTheBitsOfDense) {
   const Named mine = together(some).parameters, all = together(dense).parameters;
   EXPECT_TRUE(torch::equal(mine.at("layer.3.mlp.up.weight"), all.at("layer.3.mlp.up.weight")));
   EXPECT_FALSE(torch::equal(mine.at("layer.0.mlp.up.weight"), all.at("layer.0.mlp.up.weight")));  // control
+}
+
+// Layers 1 and 3 have experts.
+TEST(TensorRanks, SoDoTheirExperts) {
+  Staged some = with({.model = "gpt-moe",
+                      .stage = {.stages = 2, .compressed = 1},
+                      .dp = 4,
+                      .steps = 1,
+                      .type = torch::kFloat32});
+  some.ep = 2;
+  Staged dense = some;
+  some.scheme = "spardl";
+  const Named mine = together(some).parameters, all = together(dense).parameters;
+  const auto experts = [](int layer) { return "layer." + std::to_string(layer) + ".experts.up.weight"; };
+  EXPECT_TRUE(torch::equal(mine.at(experts(3)), all.at(experts(3))));
+  EXPECT_FALSE(torch::equal(mine.at(experts(1)), all.at(experts(1))));  // control
 }
 
 TEST(TensorRanks, SumsStandBehindProducts) {

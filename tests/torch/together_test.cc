@@ -2,9 +2,16 @@
 // gradients travel as factors, thin or sparse gradients; bytes of each by its formula, and runs that go on.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <mutex>
+#include <set>
+#include <tuple>
+
 #include "data_parallel/formula.h"
 #include "pipeline/pipeline.h"
 #include "torch/mesh_toy.h"
+#include "transports/decorator.h"
+#include "weft/trace.h"
 
 namespace weft {
 namespace {
@@ -20,36 +27,112 @@ Staged all_four(const char* scheme, bool tied) {
   return t;
 }
 
-// What the ranks have sent, strategy by strategy, and all of it.
+// What a rank has posted, counted in front of its transport: by group, slot and step.
+class Posted {
+ public:
+  using Key = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>;
+  void add(const Identity& id, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    bytes_[{id.group, id.slot, id.step}] += bytes;
+  }
+  std::uint64_t of(std::uint64_t group, std::uint32_t slot, std::uint32_t step) {
+    const std::lock_guard lock(mutex_);
+    return bytes_[{group, slot, step}];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::uint64_t> bytes_;
+};
+
+class Counting final : public Decorator {
+ public:
+  Counting(Transport& inner, Posted& posted) : Decorator(inner), posted_(posted) {}
+  using Decorator::post;
+  void post(SendRecord& send) noexcept override {
+    posted_.add(send.id, send.payload.size());
+    inner_.post(send);
+  }
+
+ private:
+  Posted& posted_;
+};
+
+// Whoever sums gradients.
+std::set<DataParallel*> sums_of(const JobStrategies& job) {
+  std::set<DataParallel*> out;
+  for (int p = 0; p < static_cast<int>(job.all().shape().parameters.size()); ++p)
+    out.insert(job.place(p).parallel);
+  out.erase(nullptr);  // of tables of which rows travel
+  return out;
+}
+
+// What the ranks have sent in a step, strategy by strategy, and all of it: by the formulas, as integers, and (sums of
+// gradients) by what was posted. Lengths and quotas are such that all ranks have the same.
 TEST(AllFour, BytesAreTheSumOfTheFormulas) {
-  for (const bool tied : {false, true}) {
-    const Staged t = all_four("dense", tied);
-    run_ranks(t.ranks(), [&](World& world) {
-      at::set_num_threads(1);
-      world.plan_by({});
-      const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
-      Replica replica(world.engine(), world.comm(), *model, options_of(t));
-      JobStrategies& job = replica.job();
-      walk(t, replica, job.mesh().coordinates(world.rank()).dp, 0, 3);
-      const auto bytes = [](std::int64_t formula) { return static_cast<std::uint64_t>(formula); };
-      EXPECT_EQ(job.pipeline()->step_bytes(), bytes(job.pipeline()->formula_bytes()));
-      EXPECT_GT(job.pipeline()->step_bytes(), 0u);
-      EXPECT_EQ(job.experts()->step_bytes(), bytes(job.experts()->formula_bytes()));
-      const bool first = model->options().stage.stage == 0;
-      std::int64_t of_tables = 0;
-      for (const HybridEmbedding* tables : job.hybrids())
-        of_tables += tables->formula_bytes(world.comm().cost());
-      EXPECT_EQ(of_tables > 0, first && !tied);  // only the first stage looks up
-      EXPECT_EQ(job.table_bytes(), bytes(of_tables));
-      // Sums of gradients: of the busiest rank, which differs from bucket to bucket.
-      const std::uint64_t gradients =
-          job.sent_bytes() - job.pipeline()->step_bytes() - job.experts()->step_bytes();
-      const std::int64_t all = job.formula_bytes(world.comm().cost(), world.comm().micro_op_bytes());
-      const std::int64_t of_gradients =
-          all - of_tables - job.pipeline()->formula_bytes() - job.experts()->formula_bytes();
-      EXPECT_LE(gradients, bytes(of_gradients));
-      EXPECT_GE(static_cast<double>(gradients), 0.95 * static_cast<double>(of_gradients));
-    });
+  constexpr int kSteps = 3;
+  for (const char* scheme : {"dense", "powersgd", "spardl"}) {
+    for (const bool tied : {false, true}) {
+      const Staged t = all_four(scheme, tied);
+      std::vector<Posted> posted(static_cast<std::size_t>(t.ranks()));
+      RunOptions run;
+      run.decorate = [&](Transport& inner) {
+        return std::make_unique<Counting>(inner, posted[static_cast<std::size_t>(inner.rank())]);
+      };
+      run_ranks(t.ranks(), run, [&](World& world) {
+        at::set_num_threads(1);
+        world.plan_by({});
+        const std::unique_ptr<Model> model = model_of(t, world.rank(), world.size());
+        ReplicaOptions options = options_of(t);
+        SchemeOptions& sums = options.parallel.scheme;
+        sums.all_reduce = "ring";
+        sums.codec = "coo";
+        sums.blocks = "contiguous";
+        sums.teams = 1;
+        sums.quotas = QuotaKind::proportional;
+        sums.density = 0.0625;
+        sums.columns = 2;
+        sums.buckets.bucket_bytes = 1 << 20;
+        Replica replica(world.engine(), world.comm(), *model, options);
+        JobStrategies& job = replica.job();
+        walk(t, replica, job.mesh().coordinates(world.rank()).dp, 0, kSteps);
+        const auto bytes = [](std::int64_t formula) { return static_cast<std::uint64_t>(formula); };
+        EXPECT_EQ(job.pipeline()->step_bytes(), bytes(job.pipeline()->formula_bytes()));
+        EXPECT_GT(job.pipeline()->step_bytes(), 0u);
+        EXPECT_EQ(job.experts()->step_bytes(), bytes(job.experts()->formula_bytes()));
+        EXPECT_GT(job.experts()->step_bytes(), 0u);
+        const bool first = model->options().stage.stage == 0;
+        std::int64_t of_tables = 0;
+        for (const HybridEmbedding* tables : job.hybrids())
+          of_tables += tables->formula_bytes(world.comm().cost());
+        EXPECT_EQ(of_tables > 0, first && !tied);  // only the first stage looks up
+        EXPECT_EQ(job.table_bytes(), bytes(of_tables));
+        std::uint64_t all = job.pipeline()->step_bytes() + job.experts()->step_bytes() + job.table_bytes();
+        for (const DataParallel* sum : sums_of(job)) {
+          std::uint64_t counted = 0;
+          for (const Exchange& exchange : sum->exchanges()) {
+            if (!exchange.at_installation)
+              counted +=
+                  posted[static_cast<std::size_t>(world.rank())].of(exchange.group, exchange.slot, kSteps);
+          }
+          EXPECT_EQ(sum->sent_bytes(), counted) << scheme << ", " << sum->name();
+          EXPECT_EQ(sum->sent_bytes(), bytes(formula_bytes(*sum, sum->group().size(), world.comm().cost(),
+                                                           world.comm().micro_op_bytes())))
+              << scheme << ", " << sum->name();
+          EXPECT_EQ(sum->sent_bytes() > 0, sum->group().size() > 1) << scheme << ", " << sum->name();
+          all += sum->sent_bytes();
+        }
+        EXPECT_EQ(job.sent_bytes() + job.table_bytes(), all) << scheme;
+        EXPECT_EQ(bytes(job.formula_bytes(world.comm().cost(), world.comm().micro_op_bytes())), all)
+            << scheme;
+        // Control: the lossy ones are what sums the stage's gradients, and send less than these have.
+        std::int64_t values = 0;
+        for (const ParameterInfo& p : job.parallel().plan().parameters()) values += p.count;
+        const std::uint64_t dense = bytes(2 * 3 * 4 * values / 4);
+        EXPECT_EQ(job.parallel().sent_bytes() == dense, scheme == std::string("dense"));
+        EXPECT_LE(job.parallel().sent_bytes(), dense) << scheme;
+      });
+    }
   }
 }
 
@@ -73,6 +156,59 @@ TEST(AllFour, TrainsBesideWhatLosesNothing) {
   }
 }
 
+// Experts beside stages and tensor-parallel ranks: as the same data-parallel ranks with whole models, which other tests hold
+// to one process (a capacity is of a micro-batch's tokens).
+TEST(AllFour, ExpertsGoWithEverySchedule) {
+  struct Shape {
+    const char* schedule;
+    int pp, dp, tp, ep, micro_batches;
+  };
+  const Shape shapes[] = {{"gpipe", 2, 2, 1, 2, 3}, {"interleaved", 2, 2, 1, 2, 4}, {"zb-h1", 2, 2, 1, 1, 3},
+                          {"1f1b", 4, 2, 1, 2, 5},  {"interleaved", 2, 4, 1, 4, 2}, {"1f1b", 2, 2, 2, 2, 4},
+                          {"gpipe", 3, 2, 1, 2, 2}, {"1f1b", 8, 1, 1, 1, 2}};
+  for (const Shape& s : shapes) {
+    const bool interleaved = s.schedule == std::string("interleaved");
+    Staged t = with({.model = "gpt-moe",
+                     .stage = {.stages = s.pp, .schedule = s.schedule, .chunks = interleaved ? 2 : 1},
+                     .dp = s.dp,
+                     .micro_batches = s.micro_batches,
+                     .layers = std::max(4, s.pp),
+                     .steps = 2});
+    t.tp = s.tp;
+    t.ep = s.ep;
+    Staged whole = t;
+    whole.stage = {};
+    whole.tp = whole.ep = 1;
+    EXPECT_LT(distance(together(t), together(whole)), kSame) << title(t) << ", ep " << s.ep;
+    whole.micro_batches = s.micro_batches + 1;
+    EXPECT_GT(distance(together(t), together(whole)), 1e-9) << "control: other capacities, " << title(t);
+  }
+}
+
+// Of a real model on a link that is slow: traffic gives way as in virtual time.
+std::size_t breaches_of(const Staged& t, bool priority) {
+  std::vector<Trace> traces(static_cast<std::size_t>(t.ranks()));
+  const RunOptions run{.config = {},
+                       .link = EmulatedLink{.bytes_per_second = 10e6, .latency_seconds = 50e-6},
+                       .traces = &traces,
+                       .priority = priority,
+                       .decorate = {}};
+  run_ranks(t.ranks(), run, [&](World& world) { train_on(world, t); });
+  std::size_t out = 0;
+  for (const Trace& trace : traces) {
+    const TraceReport report = verify_trace(trace);
+    out += report.breaches.size();
+    EXPECT_TRUE(!priority || report.breaches.empty()) << report.breaches.front();
+    EXPECT_GT(trace.events().size(), 100u);
+  }
+  return out;
+}
+
+TEST(AllFour, TracesOfARealModelAreWithoutABreach) {
+  for (const bool tied : {false, true}) EXPECT_EQ(breaches_of(all_four("spardl", tied), true), 0u);
+  EXPECT_GT(breaches_of(all_four("dense", false), false), 0u);  // control: first come, first served
+}
+
 // Saved on any mesh of as many data-parallel ranks (capacity is of a micro-batch's tokens), loaded on any other.
 TEST(AllFour, StateMovesToOtherMeshes) {
   const auto mesh = [](int pp, int tp, int ep) {
@@ -82,7 +218,7 @@ TEST(AllFour, StateMovesToOtherMeshes) {
     t.steps = 3;
     return t;
   };
-  const std::vector<Staged> meshes{mesh(1, 1, 1), mesh(2, 1, 2), mesh(1, 2, 2), mesh(2, 2, 1)};
+  const std::vector<Staged> meshes{mesh(1, 1, 1), mesh(2, 1, 2), mesh(1, 2, 2), mesh(2, 2, 1), mesh(2, 2, 2)};
   const Named expected = together(meshes.front()).parameters;
   for (const Staged& from : meshes) {
     Saved saved;

@@ -302,20 +302,24 @@ TEST_F(TrainerTest, OnAnotherNumberOfRanksNothingThatWasLeftBehindIsLost) {
   train(options, run, 3);
   const AllLeftBehind before = left_behind(Checkpoint(run.checkpoints, 5));
   ASSERT_FALSE(before.empty());
-  // A rank that takes over from two adds theirs in float32: one rounding, of the sum.
-  const auto num_lost = [&](AllLeftBehind after) {
+  // Each rank's values are multiplied by ranks / 3, and a rank that takes over from two adds theirs, in float32: of
+  // each value two roundings.
+  const auto num_lost = [&](AllLeftBehind after, int ranks) {
     std::int64_t lost = 0;
     for (const auto& [name, b] : before) {
       std::vector<double>& now = after[name].sums;
       now.resize(b.sums.size());
       for (std::size_t i = 0; i < now.size(); ++i)
-        lost += std::abs(now[i] - b.sums[i]) <= std::ldexp(b.magnitudes[i], -24) ? 0 : 1;
+        lost +=
+            std::abs(now[i] / ranks - b.sums[i] / 3) <= 2.001 * std::ldexp(b.magnitudes[i] / 3, -24) ? 0 : 1;
     }
     return lost;
   };
   for (const int ranks : {2, 4})
-    EXPECT_EQ(num_lost(after_loading(options, run.checkpoints, ranks, false)), 0) << ranks;
-  EXPECT_GT(num_lost(after_loading(options, run.checkpoints, 2, true)), 1000);  // control
+    EXPECT_EQ(num_lost(after_loading(options, run.checkpoints, ranks, false), ranks), 0) << ranks;
+  EXPECT_GT(num_lost(after_loading(options, run.checkpoints, 2, true), 2), 1000);  // control
+  EXPECT_GT(num_lost(after_loading(options, run.checkpoints, 2, false), 3),
+            1000);  // control: of another weight
 }
 
 TEST_F(TrainerTest, CheckpointsInBetweenChangeNothing) {

@@ -243,9 +243,36 @@ TEST(CheckpointFiles, TamperedIndexesAreRefused) {
           {in_rows("here sum float32 0/2", "here sum float32 0/3"), "(the number of its peers)"},
           {in_rows("here sum float32 0/2", "here sum float32 2147483646/2147483647"),
            "(the number of its peers)"},
+          {in_rows("here sum float32 0/2/1 ", "here sum float32 0/2/2 "), "(its divisor)"},
+          {in_rows("here sum float32 0/2/1 ", "here sum float32 0/2 "), "(its divisor)"},
+          {in_rows("here sum float32 0/2/1 ", "here sum float32 0/2/inf "),
+           "a divisor that is no such number"},
           {in_rows("here sum float32 0/2", "zeros sum float32 0/2"), "is not that of a row"},
           {in_rows(" data_parallel residual ", " data_parallel  "), "is not that of a row"},
       });
+}
+
+// A sum's line tells its divisor, to the bit; one of before it was told is read, and written, without.
+TEST(CheckpointFiles, LinesTellDivisorsOfSums) {
+  StateRow row{{"a", "residual", "x"}, DType::float32, LayoutRule::sum, Shard::whole({2}), {1, 3}};
+  for (const auto& [divisor, peers] : {std::pair{4.0, "1/3/4"}, std::pair{0.1, "1/3/0.1"},
+                                       std::pair{0.0, "1/3"}, std::pair{1.0 / 3, "1/3/0.3333333333333333"}}) {
+    row.divisor = divisor;
+    const std::string text = text_of(RowLine{.row = row, .held = RowLine::Held::zeros, .checksums = ""});
+    EXPECT_EQ(text, "zeros sum float32 " + std::string(peers) + " 2 0 2 a residual - x");
+    EXPECT_EQ(lines_of(text, "test").at(0).row, row);
+  }
+  for (const char* peers :
+       {"1/3/", "1/3/0", "1/3/-4", "1/3/nan", "1/3/inf", "1/3/4/4", "1/3/4x", "1//4", "/3/4"}) {
+    EXPECT_NE(refusal([&] {
+                lines_of("zeros sum float32 " + std::string(peers) + " 2 0 2 a residual - x", "test");
+              }),
+              "")
+        << peers;
+  }
+  const std::string moves = " 2 0 2 a value 00000000 x";
+  EXPECT_EQ(refusal([&] { lines_of("told moves float32 1/3" + moves, "test"); }), "");
+  EXPECT_NE(refusal([&] { lines_of("told moves float32 1/3/3" + moves, "test"); }), "");
 }
 
 TEST(CheckpointFiles, TamperedShardsAreRefused) {

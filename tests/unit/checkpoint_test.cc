@@ -1,5 +1,5 @@
 // Checkpoints: every bit comes back; on another number of ranks every value finds its place and the sum of
-// residuals is conserved; whatever happens while saving, the checkpoint before it stays.
+// residuals is conserved, over what it is divided by; whatever happens while saving, the checkpoint before it stays.
 #include "state/checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -83,6 +83,59 @@ TEST(Checkpoint, RanksAsThreadsWriteTogether) {
 }
 
 // ---- another number of ranks ----
+
+// What data parallelism keeps of one parameter, of gradients that are divided by the number of its ranks.
+struct LeftBehind {
+  StateRegistry registry;
+  ParameterState state;
+  LeftBehind(int rank, int size, double divisor)
+      : state(BucketPlan({{.name = "w", .count = 4, .use = 0}}, {.dense_below = 0}), registry,
+              {.peers = {rank, size}, .divisor = divisor, .velocities = true}) {}
+  void fill(int rank) {
+    SparseWork& work = state.bucket(0).work();
+    Velocity& velocity = state.bucket_velocity(0);
+    for (std::int64_t i = 0; i < work.length; ++i) {
+      work.staged.push_back(summable(rank, i));
+      velocity.staged.push_back(summable(rank, 300 + i));
+    }
+    work.has_staged = velocity.has_staged = true;
+    registry.commit();
+  }
+};
+
+// Residuals and velocities weigh what they weighed: their sum over what gradients are divided by stays.
+TEST(Checkpoint, WhatWasLeftBehindKeepsItsWeight) {
+  for (const auto& [from, to] :
+       {std::pair(2, 4), std::pair(4, 2), std::pair(4, 1), std::pair(1, 8), std::pair(4, 4)}) {
+    const Folder dir;
+    begin_checkpoint(dir, 5);
+    for (int r = 0; r < from; ++r) {
+      LeftBehind rank(r, from, from);
+      rank.fill(r);
+      write_shards(dir, info_of(5), rank.registry, r, from);
+    }
+    commit_checkpoint(dir, info_of(5), from);
+    for (const auto& [kind, offset] : {std::pair("residual", 0), std::pair("velocity", 300)}) {
+      std::vector<double> wanted(4), found(4), plain(4);
+      for (int r = 0; r < from; ++r) {
+        for (std::int64_t i = 0; i < 4; ++i)
+          wanted[static_cast<std::size_t>(i)] += static_cast<double>(summable(r, offset + i)) / from;
+      }
+      const auto bring = [&, kind = kind](std::vector<double>& means, int rank, double divisor, int ranks) {
+        LeftBehind here(rank, ranks, divisor);
+        here.registry.load(Checkpoint(dir, 5));
+        const std::vector<float> mine = values_of(here.registry.save(rank, ranks), kind, "w");
+        for (std::size_t i = 0; i < mine.size(); ++i) means[i] += static_cast<double>(mine[i]) / ranks;
+      };
+      for (int r = 0; r < to; ++r) {
+        bring(found, r, to, to);
+        bring(plain, r, from, to);
+      }
+      EXPECT_EQ(found, wanted) << kind << " " << from << " to " << to;
+      EXPECT_EQ(plain == wanted, from == to) << "control: sums as they were";
+    }
+  }
+}
 
 using Sums = std::map<std::string, std::vector<float>>;
 void add(Sums& sums, const StateSnapshot& s) {

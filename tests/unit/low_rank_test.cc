@@ -10,6 +10,7 @@
 #include "compressors/low_rank.h"
 #include "kernels/scalar_low_rank.h"
 #include "weft/random.h"
+#include "wire/bfloat16.h"
 
 namespace weft {
 namespace {
@@ -219,6 +220,180 @@ TEST(LowRank, CompressesWhereItPays) {
   EXPECT_EQ(low_rank_of(4096, 4096, options), 0);
   EXPECT_EQ(low_rank_of(3, 3 * 1000, {.rank = 4, .min_compression = 0}), 3);
   EXPECT_EQ(low_rank_of(8, 0, options), 0);
+}
+
+// ---- sums of bfloat16 ----
+
+constexpr int kRanks = 3;
+constexpr MatrixShape kMatrix{.rows = 40, .columns = 30, .rank = 2};
+constexpr std::size_t kElements = 40 * 30, kVector = 17;
+
+// One rank of a few that compress a matrix and a vector.
+struct Compressing {
+  LowRank low_rank{LowRankOptions{.rank = kMatrix.rank, .bf16 = true}};
+  WarmFactor factor;
+  std::vector<float> gradient, residual, matrix, sum;
+  Compressing() : residual(kElements + kVector), matrix(residual.size()), sum(residual.size()) {
+    low_rank.add("matrix", kMatrix.rows, kElements, &factor);
+    low_rank.add("vector", 0, kVector, nullptr);
+  }
+};
+
+std::span<bfloat16> halves(const Dense& data) {
+  EXPECT_EQ(data.dtype, DType::bfloat16);
+  return {reinterpret_cast<bfloat16*>(data.data), static_cast<std::size_t>(data.count)};
+}
+
+// As an all-reduce adds them: in float32, rounded behind every addition. Every rank has the result.
+template <class Of>
+void add_up(std::vector<Compressing>& ranks, Of of) {
+  const std::span<bfloat16> first = halves(of(ranks[0]));
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    for (std::size_t r = 1; r < ranks.size(); ++r)
+      first[i] = to_bfloat16(to_float(first[i]) + to_float(halves(of(ranks[r]))[i]));
+    for (std::size_t r = 1; r < ranks.size(); ++r) halves(of(ranks[r]))[i] = first[i];
+  }
+}
+
+std::vector<float> widened(std::span<const bfloat16> values) {
+  std::vector<float> out(values.size());
+  wire::widen(values, out);
+  return out;
+}
+
+// A rank's share of y: what its factors, as they were rounded, put into the sums.
+std::vector<float> share_of(Compressing& rank, std::span<const float> p, std::span<const bfloat16> vector) {
+  std::vector<float> out(kElements), unused(kElements);
+  scalar::reconstruct(kMatrix, p, widened(halves(rank.low_rank.second_sum())), 1, out, unused);
+  for (const bfloat16 v : vector) out.push_back(to_float(v));
+  return out;
+}
+
+// What went in is what each rank put into the sums and what it left behind, as exactly as float32 has it; and what came
+// out is what was put in but for the rounding of the additions. Control: left behind is what factors have lost before
+// they are rounded.
+TEST(LowRank, RoundedSumsLoseWhatAdditionsRoundAway) {
+  std::vector<Compressing> ranks(kRanks);
+  double worst = 0, worst_before = 0, worst_sum = 0, left_of_vector = 0;
+  for (std::uint32_t t = 0; t < 8; ++t) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      Compressing& rank = ranks[r];
+      rank.gradient = drawn(kElements + kVector, 100 * t + static_cast<std::uint32_t>(r));
+      rank.low_rank.begin(rank.gradient, rank.residual, rank.matrix, t);
+    }
+    const std::vector<Compressing> before = ranks;  // what was put in is in `matrix`
+    std::vector<std::vector<bfloat16>> vectors;
+    for (Compressing& rank : ranks) {
+      const std::span<bfloat16> of_rank = halves(rank.low_rank.first_sum()).last(kVector);
+      vectors.emplace_back(of_rank.begin(), of_rank.end());
+    }
+    add_up(ranks, [](Compressing& c) { return c.low_rank.first_sum(); });
+    std::vector<float> p = widened(halves(ranks[0].low_rank.first_sum()));
+    const std::vector<float> vector(p.end() - kVector, p.end());
+    p.resize(static_cast<std::size_t>(kMatrix.rows * kMatrix.rank));
+    std::vector<int> zeroed;
+    scalar::orthonormalize(kMatrix.rows, kMatrix.rank, p, zeroed);
+    std::vector<std::vector<float>> shares, exact;  // of each rank
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      ASSERT_TRUE(ranks[r].low_rank.project(ranks[r].matrix));
+      shares.push_back(share_of(ranks[r], p, vectors[r]));
+      std::vector<float> unused(kElements);
+      exact.emplace_back(kElements);
+      scalar::reconstruct(kMatrix, p, ranks[r].low_rank.second(), 1, exact.back(), unused);
+    }
+    add_up(ranks, [](Compressing& c) { return c.low_rank.second_sum(); });
+    const std::vector<float> q = widened(halves(ranks[0].low_rank.second_sum()));
+    std::vector<float> y(kElements), unused(kElements);
+    scalar::reconstruct(kMatrix, p, q, 1, y, unused);
+    y.insert(y.end(), vector.begin(), vector.end());
+    for (Compressing& rank : ranks) {
+      ASSERT_TRUE(rank.low_rank.finish(rank.matrix, rank.sum, kRanks));
+      rank.factor.commit();
+      rank.residual = rank.matrix;
+      EXPECT_EQ(rank.sum, y) << "of the factors after the sums, the same bits on all ranks";
+      EXPECT_EQ(rank.factor.columns, q) << "kept for the next step as all have it";
+    }
+    double all = 0;
+    for (const std::vector<float>& share : shares)
+      for (const float v : share) all = std::max(all, std::abs(static_cast<double>(v)));
+    for (std::size_t i = 0; i < kElements + kVector; ++i) {
+      double put_in = 0;
+      for (std::size_t r = 0; r < ranks.size(); ++r) {
+        const double in = before[r].matrix[i], share = shares[r][i], left = ranks[r].residual[i];
+        // The share is rounded where it is made of factors, and the difference once more.
+        const double bound = 1.01 * 3 * kUnit * (std::abs(in) + std::abs(share)) + 1e-30;
+        worst = std::max(worst, std::abs(in - share - left) / bound);
+        if (i < kElements)
+          worst_before = std::max(worst_before, std::abs(in - share - (in - exact[r][i])) / bound);
+        else
+          left_of_vector += std::abs(left);
+        put_in += share;
+      }
+      // Each addition rounds by 2^-9 of what it has so far; of a matrix, in elements of Q, of which rank many make one.
+      worst_sum =
+          std::max(worst_sum, std::abs(put_in - y[i]) / (kMatrix.rank * kRanks * kRanks * 0x1p-8 * all));
+    }
+  }
+  EXPECT_LE(worst, 1);
+  EXPECT_GT(worst_before, 100);
+  EXPECT_LE(worst_sum, 1);
+  EXPECT_GT(worst_sum, 0) << "nothing was rounded, and the test is blind";
+  EXPECT_GT(left_of_vector, 0);
+}
+
+// How far the last of so many steps is off, of the size of its mean, where each rank's gradients differ from the others'
+// for good. `from_mean`: what is left behind is taken from the mean.
+double off_after(int steps, bool from_mean) {
+  std::vector<Compressing> ranks(kRanks);
+  double away = 0, size = 0;
+  for (int t = 0; t < steps; ++t) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      Compressing& rank = ranks[r];
+      rank.gradient = drawn(kElements + kVector,
+                            1000 + static_cast<std::uint32_t>(kRanks * t) + static_cast<std::uint32_t>(r));
+      for (float& v : rank.gradient) v += 32 * (static_cast<float>(r) - 1);  // nothing in the mean
+      rank.low_rank.begin(rank.gradient, rank.residual, rank.matrix, static_cast<std::uint32_t>(t));
+    }
+    const std::vector<Compressing> before = ranks;
+    add_up(ranks, [](Compressing& c) { return c.low_rank.first_sum(); });
+    for (Compressing& rank : ranks) rank.low_rank.project(rank.matrix);
+    add_up(ranks, [](Compressing& c) { return c.low_rank.second_sum(); });
+    away = size = 0;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      Compressing& rank = ranks[r];
+      EXPECT_TRUE(rank.low_rank.finish(rank.matrix, rank.sum, kRanks));
+      rank.factor.commit();
+      rank.residual = rank.matrix;
+      for (std::size_t i = 0; from_mean && i < rank.residual.size(); ++i)
+        rank.residual[i] = before[r].matrix[i] - rank.sum[i] / kRanks;
+    }
+    for (std::size_t i = kElements; i < kElements + kVector; ++i) {
+      double mean = 0;
+      for (const Compressing& rank : ranks) mean += static_cast<double>(rank.gradient[i]);
+      away += std::pow(mean - ranks[0].sum[i], 2);
+      size += mean * mean;
+    }
+  }
+  return std::sqrt(away / size);
+}
+
+TEST(LowRank, RoundingDoesNotGrowWithTheSteps) {
+  EXPECT_LT(off_after(1000, false), 0.05);
+  EXPECT_GT(off_after(1000, true), 0.5);  // control
+}
+
+TEST(LowRank, RoundedSumsSayWhatIsNotFinite) {
+  std::vector<Compressing> ranks(kRanks);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::max() / 2}) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].gradient = drawn(kElements + kVector, static_cast<std::uint32_t>(r));
+      if (r == 1) ranks[r].gradient[7] = bad;
+      ranks[r].low_rank.begin(ranks[r].gradient, {}, ranks[r].matrix, 0);
+    }
+    add_up(ranks, [](Compressing& c) { return c.low_rank.first_sum(); });
+    for (Compressing& rank : ranks) EXPECT_FALSE(rank.low_rank.project(rank.matrix)) << bad;
+  }
 }
 
 }  // namespace

@@ -212,6 +212,9 @@ TEST(MessageSet, IsItsText) {
   for (const char* text : {"", "all", "critical", "0", "-1", "16/", "16/1", "16/1:", "16/1:16", "16/1:3-2",
                            "16/1:1,2", "16/1:0-3.", "16 /1:0", "99999999999"})
     EXPECT_FALSE(MessageSet::parse(text)) << text;
+  std::string many = "1048576";  // short, and millions of messages
+  for (int chunk = 1; chunk <= 8; ++chunk) many += "/" + std::to_string(chunk) + ":0-1048575";
+  EXPECT_FALSE(MessageSet::parse(many));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "message_of.h"
+#include "workload/train_options.h"
 
 namespace weft {
 namespace {
@@ -226,6 +227,25 @@ TEST(ModelShapes, RefuseWhatTheyCannotBe) {
   EXPECT_EQ(refusal("bert", [](ModelOptions&) {}), "(no UsageError)");
   EXPECT_EQ(message_of([] { model_options("gpt", "paper"); }),
             "unknown preset of a model 'paper'. There are default, tiny");
+}
+
+// Ranks compare what they train: also heads, of which no tensor tells, and layers, of which a stage's do not.
+TEST(TrainOptions, RanksCompareEverySizeOfTheModel) {
+  const auto hash_with = [](const std::function<void(ModelOptions&)>& change) {
+    TrainOptions options;
+    change(options.sizes);
+    return hash_of(options);
+  };
+  const std::uint64_t same = hash_with([](ModelOptions&) {});
+  for (std::int64_t ModelOptions::* size :
+       {&ModelOptions::vocabulary, &ModelOptions::context, &ModelOptions::width, &ModelOptions::hidden,
+        &ModelOptions::projection, &ModelOptions::samples})
+    EXPECT_NE(hash_with([size](ModelOptions& o) { o.*size += 1; }), same);
+  for (int ModelOptions::* size : {&ModelOptions::layers, &ModelOptions::heads})
+    EXPECT_NE(hash_with([size](ModelOptions& o) { o.*size += 1; }), same);
+  // Control: what affects speed only is not compared, nor whose stage it is.
+  EXPECT_EQ(hash_with([](ModelOptions& o) { o.sparse_gradients = true; }), same);
+  EXPECT_EQ(hash_with([](ModelOptions& o) { o.stage.stage = 1; }), same);
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ TEST(Schemes, WhatCannotBeMeantIsRefused) {
   EXPECT_NE(refusal({.momentum_correction = 1}), "");
   EXPECT_NE(refusal({.columns = 0}), "");
   EXPECT_NE(refusal({.min_compression = -1}), "");
+  EXPECT_NE(refusal({.wire = "bf17"}).find("did you mean 'bf16'"), std::string::npos);
   EXPECT_NE(refusal({.all_reduce = "rink"}), "");
   EXPECT_NE(refusal({.buckets = {.dense_below = -1}}), "");
 }
@@ -124,6 +125,11 @@ TEST(Schemes, BytesFollowTheFormulas) {
   EXPECT_EQ(bytes({.name = "powersgd", .columns = 2, .all_reduce = "ring"}),
             4 * 2 * (64 * 2 + 64 + 64 * 2) * (kRanks - 1) / kRanks);
   EXPECT_GT(bytes({.name = "powersgd", .columns = 4, .all_reduce = "ring"}),
+            bytes({.name = "powersgd", .columns = 2, .all_reduce = "ring"}));
+  // In bfloat16 half of it, the vector's too; and "auto" is float32.
+  EXPECT_EQ(2 * bytes({.name = "powersgd", .columns = 2, .wire = "bf16", .all_reduce = "ring"}),
+            bytes({.name = "powersgd", .columns = 2, .all_reduce = "ring"}));
+  EXPECT_EQ(bytes({.name = "powersgd", .columns = 2, .wire = "float32", .all_reduce = "ring"}),
             bytes({.name = "powersgd", .columns = 2, .all_reduce = "ring"}));
   // Teams have bytes of their own.
   EXPECT_NE(bytes({.name = "spardl", .teams = 2}, 40), bytes({.name = "spardl", .teams = 1}, 40));

@@ -248,6 +248,8 @@ TEST(StateRegistry, RowsThatCannotBeAreRefused) {
   EXPECT_TRUE(spoiled([](StateRow& r) { r.dtype = DType::bfloat16; }));
   EXPECT_TRUE(spoiled([](StateRow& r) { r.dtype = DType::int64; })) << "sums of whole numbers";
   EXPECT_TRUE(spoiled([](StateRow& r) { r.peers = {2, 2}; }));
+  for (const double divisor : {-1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)})
+    EXPECT_TRUE(spoiled([divisor](StateRow& r) { r.divisor = divisor; })) << divisor;
   EXPECT_TRUE(spoiled([](StateRow& r) { r.shard = Shard::range({2}, 0, 1, 2); }));
   EXPECT_TRUE(spoiled([](StateRow& r) {
     r.rule = LayoutRule::same;
@@ -354,6 +356,75 @@ TEST(StateLayout, SumsAreAddedInTheOrderOfRanks) {
   EXPECT_NE((1e8F + 1) + -1e8F, (1e8F + -1e8F) + 1);  // or the test is blind
 }
 
+// What the residuals of all ranks bring into what is divided by so much.
+std::vector<double> mean_of_residuals(const std::vector<StateSnapshot>& all, double divisor) {
+  std::vector<double> out(kLength);
+  for (const StateSnapshot& s : all) {
+    const std::vector<float> mine = values_of(s, "residual", "x");
+    for (std::size_t i = 0; i < mine.size(); ++i) out[i] += static_cast<double>(mine[i]) / divisor;
+  }
+  return out;
+}
+
+std::vector<StateSnapshot> divided_by(std::vector<StateSnapshot> all, double divisor) {
+  for (StateSnapshot& s : all) row_of(s, "residual", "x").row.divisor = divisor;
+  return all;
+}
+
+TEST(StateLayout, WhatSumsBringWhereTheyAreDividedStays) {
+  for (const int from : {1, 2, 3, 4}) {
+    const std::vector<StateSnapshot> saved = divided_by(saved_by(from), from);
+    const std::vector<double> wanted = mean_of_residuals(saved, from);
+    for (const int to : {1, 2, 3, 4, 8}) {
+      const auto found = [to](const std::vector<StateSnapshot>& source) {
+        std::vector<StateSnapshot> loaded;
+        for (int r = 0; r < to; ++r) {
+          Rank fresh(r, to);
+          fresh.owner[0].row.divisor = to;
+          fresh.registry.load(source, r, to);
+          loaded.push_back(fresh.registry.save(r, to));
+        }
+        return mean_of_residuals(loaded, to);
+      };
+      // Exact where the ratio is a power of two. Else, of at most 4 values of 125, over their number: each is
+      // rounded where it is multiplied, and their sum where it is added to, at most three times. The means of the
+      // test are doubles.
+      const bool exact = (from == 3) == (to == 3);
+      const double tolerance = exact ? 0 : 4.01 * 125 * 0x1p-24;
+      const std::vector<double> told = found(saved), plain = found(divided_by(saved, to));
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_NEAR(told[i], wanted[i], tolerance + 1e-12) << from << " to " << to;
+        EXPECT_NEAR(plain[i], wanted[i] * from / to, 1e-12) << "the divisor stays: so does the sum";
+      }
+      EXPECT_EQ(found(divided_by(saved, 0)), told) << "not told: peers stand for it";
+    }
+  }
+}
+
+TEST(StateLayout, WhereTheDivisorStaysEveryBitDoes) {
+  std::vector<StateSnapshot> saved = divided_by(saved_by(2), 3);
+  set_values(row_of(saved[1], "residual", "x"), std::vector<float>{0.1F, -0.0F, 1e-45F, 3e38F, 1 / 3.0F});
+  Rank fresh(1, 4);
+  fresh.owner[0].row.divisor = 3;
+  fresh.registry.load(saved, 1, 4);
+  EXPECT_EQ(fresh.registry.save(1, 4).find("residual", "x")->bytes, row_of(saved[1], "residual", "x").bytes);
+  fresh.owner[0].row.divisor = 6;  // control
+  row_of(saved[1], "residual", "x").values<float>()[3] = 1;
+  fresh.registry.load(saved, 1, 4);
+  EXPECT_EQ(fresh.owner[0].committed, (std::vector<float>{0.2F, -0.0F, 3e-45F, 2, 2 / 3.0F}));
+}
+
+// Where ranks leave, what those who stay take over is of their size: it is multiplied before it is added.
+TEST(StateLayout, SumsThatLeaveTheTypeMayHaveMeansThatDoNot) {
+  std::vector<StateSnapshot> saved = divided_by(saved_by(2), 2);
+  for (StateSnapshot& s : saved) set_values(row_of(s, "residual", "x"), std::vector<float>(kLength, 3e38F));
+  Rank fresh(0, 1);
+  fresh.registry.load(saved, 0, 1);
+  EXPECT_EQ(fresh.owner[0].committed, std::vector<float>(kLength, 3e38F));
+  EXPECT_THROW(fresh.registry.load(divided_by(saved, 1), 0, 1), UsageError) << "control: a sum";
+  EXPECT_THROW(fresh.registry.load(divided_by(saved, 0.25), 0, 1), UsageError) << "control: too large";
+}
+
 TEST(StateLayout, WhatDoesNotFitIsRefusedAndChangesNothing) {
   using Spoil = std::function<void(std::vector<StateSnapshot>&)>;
   const auto row = [](std::vector<StateSnapshot>& s, std::size_t r, const char* kind) -> StateValue& {
@@ -370,6 +441,9 @@ TEST(StateLayout, WhatDoesNotFitIsRefusedAndChangesNothing) {
        [&](auto& s) { row(s, 1, "value").row.shard = row(s, 0, "value").row.shard; }},
       {"another value than rank 0's for the step",
        [](auto& s) { set_values<std::int64_t>(row_of(s[3], "step", "committed"), {7}); }},
+      {"the residual of 'x' has several divisors", [&](auto& s) { row(s, 1, "residual").row.divisor = 4; }},
+      {"the residual of 'x' has a divisor that is no such number",
+       [&](auto& s) { row(s, 1, "residual").row.divisor = -1; }},
       {"not finite", [&](auto& s) { row(s, 1, "residual").template values<float>()[2] = NAN; }},
       {"not finite", [&](auto& s) { row(s, 3, "value").template values<float>()[0] = INFINITY; }},
       {"has 4 elements, not 5", [&](auto& s) { row(s, 1, "residual").bytes.resize(16); }},
@@ -482,6 +556,9 @@ TEST(StateLayout, SumsOfShardsMoveToo) {
   registry.add("a", owner.state());
   registry.load(saved, 1, 4);  // of 4 shards of one peer each
   EXPECT_EQ(owner[0].committed, (std::vector<double>{3000 + 2 * 2, 3000 + 2 * 3}));
+  owner[0].row.divisor = 1.5;
+  registry.load(saved, 1, 4);
+  EXPECT_EQ(owner[0].committed, (std::vector<double>{4500 + 3 * 2, 4500 + 3 * 3})) << "of doubles, too";
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "weft/error.h"
+#include "weft_torch/models/weight_queue.h"
 
 namespace weft {
 
@@ -82,7 +83,8 @@ torch::Tensor pass_expert(const ExpertLayer& layer, std::int64_t expert, const t
                  rows);
 }
 
-torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, const torch::Tensor& counts) {
+torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, const torch::Tensor& counts,
+                           WeightQueue* queue) {
   const std::int64_t experts = layer.up.size(0);
   const torch::Tensor flat = counts.contiguous();
   const std::span<const std::int64_t> of_source = values_of(flat);
@@ -101,7 +103,13 @@ torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, 
                                    down = layer.down.unbind(), down_bias = layer.down_bias.unbind();
   std::vector<torch::Tensor> out;
   for (std::size_t e = 0; e < of_expert.size(); ++e) {
-    out.push_back(through({up[e], up_bias[e]}, {down[e], down_bias[e]}, of_expert[e]));
+    if (queue == nullptr) {  // (all experts' gradients are put together once: unbind)
+      out.push_back(through({up[e], up_bias[e]}, {down[e], down_bias[e]}, of_expert[e]));
+      continue;
+    }
+    const auto expert = static_cast<std::int64_t>(e);
+    const torch::Tensor inner = linear(of_expert[e], layer.up, layer.up_bias, queue, expert);
+    out.push_back(linear(torch::gelu(inner, "tanh"), layer.down, layer.down_bias, queue, expert));
   }
   torch::Tensor back = torch::empty_like(order);
   back.index_put_({order}, torch::arange(order.numel()));

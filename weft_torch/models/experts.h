@@ -42,7 +42,9 @@ std::vector<torch::Tensor> pass_gate(const ExpertLayer& layer, const torch::Tens
 torch::Tensor pass_expert(const ExpertLayer& layer, std::int64_t expert, const torch::Tensor& rows);
 
 // Rows of a slice through this rank's experts. `counts`: [experts], or [sources, this rank's experts].
-torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, const torch::Tensor& counts);
+// With a queue their backward is in halves (weight_queue.h).
+torch::Tensor pass_experts(const ExpertLayer& layer, const torch::Tensor& rows, const torch::Tensor& counts,
+                           WeightQueue* queue = nullptr);
 
 // What a token's experts made of it, with its weights; of one that was dropped, nothing. [tokens, width]
 torch::Tensor merge_rows(std::span<const torch::Tensor> combined, const torch::Tensor& weights,

@@ -117,8 +117,9 @@ std::vector<torch::Tensor> LayeredModel::pass(const ExpertLayer& layer, int part
                      keyed_jitter(h, layer.jitter, where, place.context).flatten(0, 1));
   }
   if (part < shape.first_slice)
-    return {layer.shared_down(torch::gelu(layer.shared_up(layer.norm.norm(x)), "tanh"))};
-  if (part < shape.merge()) return {pass_experts(layer, taken[0], taken[1])};
+    return {layer.shared_down(torch::gelu(layer.shared_up(layer.norm.norm(x), place.context), "tanh"),
+                              place.context)};
+  if (part < shape.merge()) return {pass_experts(layer, taken[0], taken[1], place.context.weights)};
   const bool shared = layer.shared_up.weight.defined();
   torch::Tensor out = merge_rows(taken.subspan(shared ? 4 : 3), taken[1], taken[2]).view(x.sizes());
   if (shared) out = out + taken[3];

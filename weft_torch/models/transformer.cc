@@ -45,10 +45,10 @@ class Transformer final : public LayeredModel {
     if (learned_) source_positions_ = add_normal(kSourcePositions, {o.context, o.width}, kDeviation);
     for (int i = 0; i < o.layers; ++i) {
       const double residual = kDeviation / std::sqrt(2.0 * o.layers);
-      const std::string name = "encoder." + std::to_string(i);
+      const std::string at = "encoder." + std::to_string(i);
       Encoder layer;
-      layer.attention = add_attention(name + ".attention", residual);
-      layer.last = add_last(name, i + 1, residual);
+      layer.attention = add_attention(at + ".attention", residual);
+      layer.last = add_last(at, i + 1, residual);
       encoder_.push_back(std::move(layer));
     }
     encoder_norm_ = add_norm("encoder.norm");
@@ -56,11 +56,11 @@ class Transformer final : public LayeredModel {
     if (learned_) target_positions_ = add_normal(kTargetPositions, {o.context, o.width}, kDeviation);
     for (int i = 0; i < o.layers; ++i) {
       const double residual = kDeviation / std::sqrt(3.0 * o.layers);
-      const std::string name = "decoder." + std::to_string(i);
+      const std::string at = "decoder." + std::to_string(i);
       Decoder layer;
-      layer.attention = add_attention(name + ".attention", residual);
-      layer.cross = add_cross_attention(name + ".cross", residual);
-      layer.last = add_last(name, decoder_block(i), residual);
+      layer.attention = add_attention(at + ".attention", residual);
+      layer.cross = add_cross_attention(at + ".cross", residual);
+      layer.last = add_last(at, decoder_block(i), residual);
       decoder_.push_back(std::move(layer));
     }
     projection_norm_ = add_norm("projection.norm");

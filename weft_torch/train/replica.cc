@@ -254,6 +254,7 @@ void Replica::Core::add_strategies(Engine& engine, const Comm& comm, const Model
   job.step.stage = model_.options().stage;
   job.mesh = mesh_of(model_.options(), comm.size());
   job.backward = options_.backward;
+  job.tokens = options_.tokens;
   job.step.compared = mix(options_.compared ^
                           mix(hash_of(options_.optimizer) ^ (options_.optimizer_from == "torch" ? 1U : 0U)));
   job_ = std::make_unique<JobStrategies>(engine, comm, trained, job);
@@ -333,8 +334,7 @@ StepOutcome Replica::Core::step(std::span<const Batch> micro_batches, const Step
   next_ = next;
   context_ = context;
   context_.tables = tables_.get();
-  if (pipeline_schedule_of(model_.options().stage.schedule) == PipelineSchedule::zb_h1)
-    context_.weights = &weights_;
+  if (in_halves(model_.options().stage)) context_.weights = &weights_;
   weights_.clear();
   strategies_->number_step(context.step);
   if (!options_.lookahead || !strategies_->under_way()) batch_known(micro_batches, context_);

@@ -63,6 +63,9 @@ struct ReplicaOptions {
   double clip_norm = 0;          // of the averaged gradient of all parameters; 0: none
   bool skip_not_finite = false;  // leave such a step out on all ranks, with its residuals; else an Error
   std::uint64_t compared = 0;    // of whatever else the caller's results depend on
+  // Of this rank's micro-batches, at most; 0: not known. What messages of stages of more tokens had left behind, in a
+  // checkpoint, is dropped: nothing would take all of it along.
+  std::int64_t tokens = 0;
   // affects speed only
   // Parts compute their forward again in backward: less memory, a third more to compute.
   bool recompute = false;

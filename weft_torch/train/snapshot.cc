@@ -7,6 +7,7 @@
 
 #include "weft/error.h"
 #include "workload/job_strategies.h"
+#include "workload/model_shapes.h"
 
 namespace weft {
 
@@ -79,9 +80,11 @@ void check_model(const Model& model, const Checkpoint& checkpoint) {
              " " + text_of(Shard::whole(dims)));
     }
   }
-  if (model.shape().chunks.empty() && saved.size() != parameters.size()) {
-    refuse("it has " + std::to_string(saved.size()) + " tensors, not " + std::to_string(parameters.size()));
-  }
+  ModelOptions whole = model.options();  // other stages' as well
+  whole.stage = {};
+  const std::size_t tensors = rank_shape(model.name(), whole).parameters.size();
+  if (saved.size() != tensors)
+    refuse("it has " + std::to_string(saved.size()) + " tensors, not " + std::to_string(tensors));
 }
 
 }  // namespace weft

@@ -19,6 +19,7 @@
 #include "data/prefetch.h"
 #include "embedding/ways.h"
 #include "measure/summary.h"
+#include "patterns/blocks.h"
 #include "state/checkpoint.h"
 #include "state/optimizer.h"
 #include "state/registry.h"
@@ -153,6 +154,10 @@ void Trainer::open() {
   world_.plan_by(on_nodes_of(options_.planned_link, figures_.cost));
   ReplicaOptions replica = replica_options(options_);
   replica.lookahead = true;
+  const Mesh mesh = mesh_of(model_->options(), world_.size());
+  const Blocks shares(mesh.dp, options_.global_batch);
+  const Blocks cuts(options_.accumulate, shares.count(mesh.coordinates(world_.rank()).dp));
+  replica.tokens = cuts.count(0) * sequence_length(options_);
   replica_ = std::make_unique<Replica>(world_.engine(), world_.comm(), *model_, replica);
   resume(start);
   watch_packing();

@@ -41,6 +41,15 @@ bool has_experts(std::string_view model);  // in some of its layers
 // Sizes of a preset: "default" (about 20 M parameters), "tiny" (for tests), or "paper" (not of gpt): those of
 // EmbRace's and of Lina's evaluation, for plans and simulations. Throws UsageError with the nearest name.
 ModelOptions model_options(std::string_view model, std::string_view preset = "default");
+// Of a model that so many ranks train together, as its stages, tensor-parallel ranks and experts' ranks say, what `rank`
+// has: its stage, its part of matrices, its experts. Tensor-parallel ranks are neighbours; the ranks of a stage stand
+// together, first stage first. REQUIRES: stages times tensor-parallel ranks divide `ranks`.
+ModelOptions with_rank(ModelOptions sizes, int rank, int ranks);
+// Which of the data-parallel ranks it is: all ranks of one pipeline have the same batches. REQUIRES: as above.
+struct DataRank {
+  int rank = 0, size = 1;
+};
+DataRank data_rank_of(const ModelOptions& sizes, int rank, int ranks);
 // Throws UsageError that names the model, the option and what it must be.
 void check_model(std::string_view model, const ModelOptions& options);
 

@@ -45,6 +45,9 @@ struct SchemeOptions {
   double min_compression = 2;  // matrices that it shrinks by less are sent as they are
   // What the factors leave behind joins the next step's gradient; false: it is lost.
   bool error_feedback = true;
+  // What its sums travel as: float32, bf16 (then what a rank rounds away is left behind, too), or auto: float32, but
+  // bf16 in a job that has its sums of gradients so (StageOptions::bf16_sums).
+  std::string wire = "auto";
   std::uint64_t seed = 0;  // of the first factors
   // Of low rank and of what is sent whole: the algorithm and so the order of additions, weft/collective.h.
   std::string all_reduce = "auto";

@@ -124,6 +124,7 @@ struct SumShape {
   bool gradient = false;
   int block = 0, part = 0;  // behind whose forward, or backward, the rank's share is there
   std::int64_t values = 0;  // of a token
+  bool bf16 = false;        // they travel as bfloat16
   friend bool operator==(const SumShape&, const SumShape&) = default;
 };
 

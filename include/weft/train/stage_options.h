@@ -13,13 +13,14 @@ namespace weft {
 // What goes back between stages: gradients of activations.
 struct BackwardOptions {
   // affects results; equal on all ranks
-  int columns = 0;  // of the factors that it travels as; 0: it travels as it is
+  int columns = 0;  // of the factors that it travels as; 0: it does not
+  int bits = 0;     // of the whole numbers that it travels as, 4 or 8; 0: it does not
   // Which of them do: epilogue (nobody could hide them), all, or those that are named (pipeline/message_set.h).
   std::string messages = "epilogue";
   bool lazy_error = true;  // what a message leaves behind joins the link's next one; false: it is lost
   std::uint64_t seed = 0;  // of the first factors
 
-  bool compresses() const { return columns > 0; }
+  bool compresses() const { return columns > 0 || bits > 0; }
 };
 
 inline constexpr int kAllStages = -1;
@@ -39,8 +40,9 @@ struct StageOptions {
   int compressed = kAllStages;
   // What passes between stages travels as bfloat16, rounded to nearest even; else as it is computed.
   bool bf16 = false;
-  // So do sums that stay dense beside a scheme that compresses (what stages share, gradients of stages that are
-  // not compressed); else such sums are exact, but for a scheme that rounds.
+  // So do sums of gradients beside a scheme that compresses: those that stay dense (what stages share, gradients of
+  // stages that are not compressed), which else are exact, but for a scheme that rounds; and those of PowerSGD's
+  // factors, where the scheme does not say itself what they travel as (SchemeOptions::wire).
   bool bf16_sums = false;
   // How a parameter that several stages have is summed, one of kTiedSums:
   //   auto          by predicted cost: fused or two-step
@@ -52,5 +54,12 @@ struct StageOptions {
 
   bool is_whole() const { return stages == 1; }
 };
+
+struct ModelShape;
+
+// What the rank has of the model. Blocks "layer.N" are dealt to the chunks, what stands before the first of them
+// goes with the first chunk, what stands behind the last one with the last. Throws UsageError: fewer layers than
+// chunks, layers that do not add up, a model between whose blocks more than one activation passes.
+ModelShape stage_shape(const ModelShape& whole, const StageOptions& options);
 
 }  // namespace weft

@@ -150,8 +150,13 @@ def resumes():
 
 
 def powersgd():
-    losses = train(wrapped(scheme="powersgd", powersgd_rank=2), range(30))
-    assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
+    sent = {}
+    for wire in ("float32", "bf16"):
+        model = wrapped(scheme="powersgd", powersgd_rank=2, powersgd_wire=wire)
+        losses = train(model, range(30))
+        assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
+        sent[wire] = model.compression.sent_bytes
+    assert 0 < 2 * sent["bf16"] <= sent["float32"], sent
 
 
 def save():
@@ -176,9 +181,18 @@ def load():
     model.compression.load_state_dict(states)
     assert model.compression.step == 6
     for name, total in residual_sum(model).items():
-        expected = sum((residuals(s)[name].double() for s in states if residuals(s)[name] is not None), torch.zeros_like(total))
-        # Merged in float32: one rounding for each rank that was merged.
+        before = sum((residuals(s)[name].double() for s in states if residuals(s)[name] is not None), torch.zeros_like(total))
+        expected = before * size / old  # as much of an average over `size` as it was of one over `old`
+        # In float32: two roundings for each rank's, where it is multiplied and where it is merged.
         assert (total - expected).abs().max() <= 2**-23 * old * max(expected.abs().max(), 1e-30), name
+        assert (total - before).abs().max() >= 0.1 * before.abs().max(), "control: sums as they were"
+    # States of before divisors were told: of these ranks alone they are their number.
+    older = [{**s, "rows": [{key: value for key, value in row.items() if key != "divisor"} for row in s["rows"]]} for s in states]
+    assert older != states
+    again = wrapped()
+    again.compression.load_state_dict(older)
+    wanted, found = residual_sum(model), residual_sum(again)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     losses = train(model, range(6, 12))
     assert all(loss == loss for loss in losses)
 

@@ -42,6 +42,9 @@ def grid():
             continue
         for m in (1, 2, 3, 4, 8) if stages > 1 else (2,):
             yield stages, m, {}
+        if stages == 1:
+            for schedule in ("gpipe", "zb-h1", "interleaved"):
+                yield stages, 2, {"schedule": schedule}
         if stages > 1:
             yield stages, 3, {"schedule": "gpipe"}
             yield stages, 8, {"double_warmup": True}
@@ -91,11 +94,10 @@ def order():
         seen, alive, most = [], [], []
 
         def forward(module, given, out):
-            if module.training:  # (the sample from which the first stage learns what it gives is not)
-                seen.append("F")
-                alive.append(weakref.ref(out))
-                most.append(sum(each() is not None for each in alive))
-                out.register_hook(lambda _: seen.append("B"))
+            seen.append("F")
+            alive.append(weakref.ref(out))
+            most.append(sum(each() is not None for each in alive))
+            out.register_hook(lambda _: seen.append("B"))
 
         number = next(iter(pipe.state_dict())).split(".")[0]
         pipe.get_submodule(number).register_forward_hook(forward)
@@ -128,7 +130,7 @@ def halves():
     def stepped(schedule, dtype=torch.float64, prepare=lambda pipe: None):
         pipe = made(2, 4, modules=modules(dtype=dtype), schedule=schedule)
         prepare(pipe)
-        pipe.step(*batch)  # (of the first one a sample is computed ahead)
+        pipe.step(*batch)
         with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
             pipe.step(*batch)
         return {name: p.grad for name, p in pipe.named_parameters()}, counter.get_total_flops()
@@ -221,6 +223,8 @@ def not_finite():
     def broken(given, targets):
         return loss_of(given, targets) * (float("nan") if rank == size - 1 and step == 1 else 1.0)
 
+    for scaler, means in ((torch.amp.GradScaler("cpu"), "nan"), (torch.amp.GradScaler("cpu", enabled=False), "error"), (None, "error")):
+        assert made(2, 2, not_finite=None, scaler=scaler).not_finite == means
     narrow = {"backward_rank": 1, "scheme": "spardl", "density": 0.1, "dense_below": 0}
     for mode, options in (("error", {}), ("skip", {}), ("nan", {}), ("skip", narrow)):
         listed = modules(seed=rank, dtype=torch.float32 if options else torch.float64)
@@ -347,6 +351,7 @@ kinds()
 half()
 stage_bad.one_rank_fails()
 stage_bad.replaced()
+stage_bad.frozen()
 stage_state.compressed()
 stage_scaled.scaling()
 if size == 4:

@@ -1,6 +1,5 @@
 """Ranks whose optimizers have other options: a sentence on all ranks, in the first step before a row has changed."""
 
-import sys
 import warnings
 
 import torch
@@ -10,7 +9,6 @@ import weft
 weft.init()
 rank = weft.rank()
 warnings.simplefilter("ignore")
-what = sys.argv[1]
 
 
 def said(call):
@@ -36,29 +34,37 @@ def train(layer, optimizer, steps, change=lambda step: None):
         optimizer.step()
 
 
-if what == "made":  # where the optimizer takes the tables over
-    text = said(lambda: make(betas=(0.5 + 0.25 * rank, 0.9)))
-    assert "the rule of table 'words' is adam with lr 0.001" in text and "betas 0.5 and 0.9" in text and "betas 0.75 and 0.9" in text, text
-elif what == "first":
-    layer, optimizer = make(lr=0.5)
+# where the optimizer takes the tables over
+text = said(lambda: make(betas=(0.5 + 0.25 * rank, 0.9)))
+assert "the rule of table 'words' is adam with lr 0.001" in text and "betas 0.5 and 0.9" in text and "betas 0.75 and 0.9" in text, text
+weft.barrier()
 
-    def change(step):
-        optimizer.param_groups[0]["lr"] = 0.5 + rank
+# in the first step
+layer, optimizer = make(lr=0.5)
 
-    text = said(lambda: train(layer, optimizer, 3, change))
-    assert "with lr 0.5," in text and "on rank 0 and adam with lr 1.5," in text and text.endswith("in every step"), text
-    assert not layer.weight.any(), "no row has changed"
-else:  # "later": when the gradients of the step behind come
-    layer, optimizer = make(lr=0.5)
-    seen = []
 
-    def change(step):
-        seen.append(step)
-        if step == 2 and rank == 1:
-            optimizer.param_groups[0]["lr"] = 0.25
+def at_once(step):
+    optimizer.param_groups[0]["lr"] = 0.5 + rank
 
-    text = said(lambda: train(layer, optimizer, 6, change))
-    assert "lr 0.5," in text and "lr 0.25," in text and seen == [0, 1, 2, 3], (text, seen)
+
+text = said(lambda: train(layer, optimizer, 3, at_once))
+assert "with lr 0.5," in text and "on rank 0 and adam with lr 1.5," in text and text.endswith("in every step"), text
+assert not layer.weight.any(), "no row has changed"
+weft.barrier()
+
+# later: when the gradients of the step behind come
+layer, optimizer = make(lr=0.5)
+seen = []
+
+
+def later(step):
+    seen.append(step)
+    if step == 2 and rank == 1:
+        optimizer.param_groups[0]["lr"] = 0.25
+
+
+text = said(lambda: train(layer, optimizer, 6, later))
+assert "lr 0.5," in text and "lr 0.25," in text and seen == [0, 1, 2, 3], (text, seen)
 weft.barrier()
 
 # Control: options that change alike on all ranks are nobody's trouble.
