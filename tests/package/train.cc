@@ -59,7 +59,8 @@ class Layered final : public weft::Model {
   explicit Layered(const weft::ModelOptions& mine) : Model(weft::stage_shape(whole(), mine.stage), mine) {
     table_ = add({.name = "table", .tensor = values(1, kWords)});
     for (int n = 0; n < kLayers; ++n)
-      layers_.push_back(add({.name = "layer." + std::to_string(n) + ".weight", .tensor = values(3 + n, kWidth)}));
+      layers_.push_back(
+          add({.name = "layer." + std::to_string(n) + ".weight", .tensor = values(3 + n, kWidth)}));
     head_ = add({.name = "head", .tensor = values(2, kWords)});
   }
   std::vector<torch::Tensor> forward(int block, int, std::span<const torch::Tensor> taken,
