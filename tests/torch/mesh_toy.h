@@ -46,8 +46,9 @@ struct Staged {
   torch::ScalarType type = torch::kFloat64;
   bool lookahead = true;
   bool recompute = false;
-  int ep = 1;  // gpt-moe: ranks that share the experts
-  int tp = 1;  // ranks that cut matrices
+  int ep = 1;             // gpt-moe: ranks that share the experts
+  bool dropless = false;  // of theirs no token is left out, and none counts by the others of its micro-batch
+  int tp = 1;             // ranks that cut matrices
   bool tensor_bf16 = false;
   int heads = 2;
   std::string tables;       // a head of its own, and this way for the embedding
@@ -67,6 +68,7 @@ inline std::unique_ptr<Model> model_of(const Staged& t, int rank, int ranks) {
   o.stage = t.stage;
   o.experts.count = 4;
   o.experts.ranks = t.ep;
+  if (t.dropless) o.experts.capacity_factor = o.experts.balance_loss = 0;
   o.untied = !t.tables.empty();
   o.tables_elsewhere = !t.tables.empty();
   o.tensor.ranks = t.tp;

@@ -156,8 +156,8 @@ TEST(AllFour, TrainsBesideWhatLosesNothing) {
   }
 }
 
-// Experts beside stages and tensor-parallel ranks: as the same data-parallel ranks with whole models, which other tests hold
-// to one process (a capacity is of a micro-batch's tokens).
+// Experts beside stages and tensor-parallel ranks: as one process where no token is left out, else as the same
+// data-parallel ranks with whole models, which other tests hold to one process (a capacity is of a micro-batch's tokens).
 TEST(AllFour, ExpertsGoWithEverySchedule) {
   struct Shape {
     const char* schedule;
@@ -182,6 +182,8 @@ TEST(AllFour, ExpertsGoWithEverySchedule) {
     EXPECT_LT(distance(together(t), together(whole)), kSame) << title(t) << ", ep " << s.ep;
     whole.micro_batches = s.micro_batches + 1;
     EXPECT_GT(distance(together(t), together(whole)), 1e-9) << "control: other capacities, " << title(t);
+    t.dropless = whole.dropless = true;
+    EXPECT_LT(distance(together(t), alone(whole)), kSame) << title(t) << ", dropless, ep " << s.ep;
   }
 }
 
@@ -209,16 +211,15 @@ TEST(AllFour, TracesOfARealModelAreWithoutABreach) {
   EXPECT_GT(breaches_of(all_four("dense", false), false), 0u);  // control: first come, first served
 }
 
-// Saved on any mesh of as many data-parallel ranks (capacity is of a micro-batch's tokens), loaded on any other.
-TEST(AllFour, StateMovesToOtherMeshes) {
-  const auto mesh = [](int pp, int tp, int ep) {
-    Staged t = with({.model = "gpt-moe", .stage = {.stages = pp}, .dp = 2, .micro_batches = 2});
-    t.ep = ep;
-    t.tp = tp;
-    t.steps = 3;
-    return t;
-  };
-  const std::vector<Staged> meshes{mesh(1, 1, 1), mesh(2, 1, 2), mesh(1, 2, 2), mesh(2, 2, 1), mesh(2, 2, 2)};
+Staged with_experts(int dp, int pp, int tp, int ep, int micro_batches) {
+  Staged t = with(
+      {.model = "gpt-moe", .stage = {.stages = pp}, .dp = dp, .micro_batches = micro_batches, .steps = 3});
+  t.ep = ep;
+  t.tp = tp;
+  return t;
+}
+
+void expect_state_moves(const std::vector<Staged>& meshes) {
   const Named expected = together(meshes.front()).parameters;
   for (const Staged& from : meshes) {
     Saved saved;
@@ -228,6 +229,21 @@ TEST(AllFour, StateMovesToOtherMeshes) {
           << title(from) << " to " << title(to);
     EXPECT_GT(distance(load_and_train(from, saved, 1, 2), expected), 1e-6);  // control: another step's batch
   }
+}
+
+// Saved on any mesh of as many data-parallel ranks (capacity is of a micro-batch's tokens), loaded on any other.
+TEST(AllFour, StateMovesToOtherMeshes) {
+  expect_state_moves({with_experts(2, 1, 1, 1, 2), with_experts(2, 2, 1, 2, 2), with_experts(2, 1, 2, 2, 2),
+                      with_experts(2, 2, 2, 1, 2), with_experts(2, 2, 2, 2, 2)});
+}
+
+// Where no token is left out, to any number of data-parallel ranks and micro-batches.
+TEST(AllFour, StateOfDroplessExpertsMovesToAnyMesh) {
+  std::vector<Staged> meshes{with_experts(1, 1, 1, 1, 1), with_experts(2, 2, 1, 2, 3),
+                             with_experts(4, 1, 2, 4, 1), with_experts(1, 2, 2, 1, 4),
+                             with_experts(4, 2, 1, 2, 2)};
+  for (Staged& t : meshes) t.dropless = true;
+  expect_state_moves(meshes);
 }
 
 TEST(AllFour, ResumeHasTheSameBits) {
