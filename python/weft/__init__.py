@@ -8,7 +8,11 @@ Everything of torch is loaded when it is first used: `weft.init`, `weft.info` an
 examples/README.md is a tour, docs/running.md says how jobs are started.
 """
 
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any, List
+
+if _find_spec(__name__ + "._weft") is None:
+    raise ImportError("weft's extension is not built here: `make build`, or `pip install .`")
 
 from ._collectives import Work, all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 from ._command import bench, info

@@ -225,7 +225,7 @@ void RunReport::finish(const TrainSummary& s) {
     std::printf("no prediction: %s\n", s.not_predicted.c_str());
   }
   for (const std::string& note : s.notes) std::printf("note: %s\n", note.c_str());
-  std::printf("gradients: %s a step from the busiest rank (formula: %s)\n",
+  std::printf("sent: %s a step from the busiest rank (formula: %s)\n",
               size_text(s.payload_bytes_per_step).c_str(), size_text(s.formula_bytes_per_step).c_str());
   std::printf("%s\n", report_.folder.string().c_str());
 }

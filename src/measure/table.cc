@@ -150,6 +150,10 @@ std::vector<std::string> notes_on(const std::vector<Row>& rows) {
       add("simulated with a machine for each rank: selection and coding have cores of their own, which up "
           "to " +
           std::to_string(kMostOnOneMachine) + " ranks share those of this machine");
+    if (p.variant.find("backward-bits=") != std::string::npos ||
+        p.variant.find("backward-rank=") != std::string::npos)
+      add("bytes are those of the rank that sends most: where it is one of the first stage, which sends no "
+          "gradients back, what is saved between stages is not among them");
     if (p.step_seconds.size() < 6)
       add("fewer than 6 measured steps have no 95 % interval: least and largest are shown");
   }

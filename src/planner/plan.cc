@@ -286,7 +286,7 @@ std::string schedule_svg(const Outline& outline, const EmulationOptions& emulati
   traced.traces = &traces;
   static_cast<void>(simulate_ranks(outline, some, traced));
   const auto is_shown = [](const TraceEvent& e) {
-    return e.kind == TraceEvent::Kind::computing && e.step == 1;
+    return e.kind == TraceEvent::Kind::computing && e.step == 1 && e.finished > e.started;
   };
   Time first = kNever, last{};
   for (const Trace& trace : traces) {
@@ -305,7 +305,8 @@ std::string schedule_svg(const Outline& outline, const EmulationOptions& emulati
       line, sizeof line,
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
       "font-family=\"sans-serif\" font-size=\"12\"><rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>"
-      "<text x=\"10\" y=\"20\">one step, %s: forward blue, backward orange, weights green, updates "
+      "<text x=\"10\" y=\"20\">what a step computes, within %s: forward blue, backward orange, weights "
+      "green, updates "
       "grey</text>\n",
       kWidth, height, milliseconds(seconds(last - first)).c_str());
   out += line;
@@ -314,7 +315,7 @@ std::string schedule_svg(const Outline& outline, const EmulationOptions& emulati
     std::snprintf(line, sizeof line, "<text x=\"10\" y=\"%d\">rank %zu</text>\n", y + 18, r);
     out += line;
     for (const TraceEvent& e : traces[r].events()) {
-      if (!is_shown(e) || e.finished <= e.started) continue;
+      if (!is_shown(e)) continue;
       const char* const colour = e.name.starts_with("forward")           ? "#4477aa"
                                  : e.name.starts_with("weight gradient") ? "#228833"
                                  : e.name.starts_with("update")          ? "#bbbbbb"

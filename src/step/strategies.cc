@@ -151,7 +151,8 @@ void Strategies::compare() {
     return hash_of(rows, exchanges, options);
   };
   constexpr const char* kWhat =
-      "plan of the step (tensors, schemes, divisors, exchanges, clipping, skipping, lookahead, not_finite, "
+      "plan of the step (tensors, schedule, schemes, divisors, exchanges, clipping, skipping, lookahead, "
+      "not_finite, "
       "optimizer or other options)";
   verdict_wishes_ = std::make_shared<std::vector<std::int64_t>>();
   comparison_ = compare_plans(engine_, world_, submit, hash_of_group(world_.group_id()), kWhat,

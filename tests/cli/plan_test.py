@@ -57,7 +57,12 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(free["exposed_seconds"], 0)
         text = self.weft("plan", *SMALL, *flags, "--schedule-svg", "step.svg").stdout
         self.assertIn("stage 0  F0 F1 B0 F2 B1 F3 B2 B3\nstage 1  F0 B0 F1 B1 F2 B2 F3 B3\n", text)
-        self.assertEqual((self.folder / "step.svg").read_text().count(">rank "), 4)
+        drawn = (self.folder / "step.svg").read_text()
+        self.assertEqual(drawn.count(">rank "), 4)
+        spans = [(float(x), float(x) + float(w)) for x, w in re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', drawn)]
+        self.assertGreater(len(spans), 4 * 2 * 2 * 4)  # of each rank two layers, forward and back, four times
+        self.assertEqual(min(begin for begin, _ in spans), 70)  # where the axis begins
+        self.assertAlmostEqual(max(end for _, end in spans), 1190, delta=0.02)
         chosen = self.plan(*flags, "--link", "20mbit,50us", "--compressed-stages", "auto")
         best = min(c["step_seconds"] for c in chosen["stages_candidates"])
         fastest = [c["compressed"] for c in chosen["stages_candidates"] if c["step_seconds"] <= best * (1 + 1e-6)]

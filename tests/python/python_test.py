@@ -20,6 +20,13 @@ def test_dense_training_equals_one_process(launch, size):
     launch("equality.py", size)
 
 
+def test_a_package_without_its_extension_says_so(tmp_path):
+    left_out = shutil.ignore_patterns("_weft*.so", "__pycache__")
+    shutil.copytree(os.path.dirname(weft.__file__), tmp_path / "weft", ignore=left_out)
+    done = subprocess.run([sys.executable, "-c", "import weft"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1 and "ImportError: weft's extension is not built here: `make build`" in done.stderr, done.stderr
+
+
 def test_averages_are_as_wide_as_the_widest_parameter(launch):
     launch("mixed.py", 3)
 
